@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every setting, as frozen dataclasses: YAML, ROS parameters and command line are views of these."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def setting(default: Any, help: str, low=None, high=None, choices: tuple = ()) -> Any:
+    """A dataclass field that knows what it means and which values are allowed."""
+    return field(
+        default=default, metadata=dict(help=help, low=low, high=high, choices=tuple(choices))
+    )
+
+
+def group(cls: type) -> Any:
+    return field(default_factory=cls)
+
+
+# --- views: validation, dotted names, YAML -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One leaf of a configuration tree, under its dotted name."""
+
+    name: str
+    type: type
+    default: Any
+    help: str
+    low: float | None
+    high: float | None
+    choices: tuple
+
+    def check(self, value: Any) -> Any:
+        """The value as this setting's type, or a ValueError that says what is allowed."""
+        if self.type is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if self.type is tuple and isinstance(value, list):
+            value = tuple(value)
+        if not isinstance(value, self.type) or (self.type is int and isinstance(value, bool)):
+            raise ValueError(f"{self.name}: {value!r} is not of type {self.type.__name__}")
+        if self.type is float and not math.isfinite(value):
+            raise ValueError(f"{self.name}: {value} is not a finite number")
+        if self.low is not None and value < self.low:
+            raise ValueError(f"{self.name}: {value} is below the least value, {self.low:g}")
+        if self.high is not None and value > self.high:
+            raise ValueError(f"{self.name}: {value} is above the greatest value, {self.high:g}")
+        if self.choices and value not in self.choices:
+            raise ValueError(f"{self.name}: {value!r} is not one of {', '.join(self.choices)}")
+        return value
+
+
+def settings(config: Any, prefix: str = "") -> Iterator[Setting]:
+    """All leaves of a configuration (an instance or a class), depth first, with dotted names."""
+    for entry in dataclasses.fields(config):
+        name = prefix + entry.name
+        if entry.default_factory is not dataclasses.MISSING:
+            yield from settings(entry.default_factory(), name + ".")
+        elif "help" in entry.metadata:
+            m = entry.metadata
+            kind = type(entry.default)
+            yield Setting(name, kind, entry.default, m["help"], m["low"], m["high"], m["choices"])
+
+
+def value_of(config: Any, name: str) -> Any:
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def validate(config: Any) -> None:
+    for item in settings(config):
+        item.check(value_of(config, item.name))
+
+
+def flatten(config: Any) -> dict[str, Any]:
+    """{dotted name: value} of every leaf."""
+    return {item.name: value_of(config, item.name) for item in settings(config)}
+
+
+def with_values(config: T, values: dict[str, Any]) -> T:
+    """A copy with dotted names replaced, all at once; ValueError names what is wrong."""
+    known = {item.name: item for item in settings(config)}
+    for name in values:
+        if name not in known:
+            raise ValueError(f"unknown setting {name!r}; known: {', '.join(known)}")
+    checked = {name: known[name].check(value) for name, value in values.items()}
+    return _replace(config, checked)
+
+
+def _replace(config: T, values: dict[str, Any]) -> T:
+    direct = {name: value for name, value in values.items() if "." not in name}
+    for head in {name.split(".")[0] for name in values if "." in name}:
+        inner = {n[len(head) + 1 :]: v for n, v in values.items() if n.startswith(head + ".")}
+        direct[head] = _replace(getattr(config, head), inner)
+    return dataclasses.replace(config, **direct)
+
+
+def from_dict(cls: type[T], tree: dict[str, Any]) -> T:
+    """A configuration from nested dictionaries, as YAML gives them."""
+    values: dict[str, Any] = {}
+
+    def walk(node: dict, prefix: str) -> None:
+        for key, value in node.items():
+            if isinstance(value, dict):
+                walk(value, f"{prefix}{key}.")
+            else:
+                values[prefix + key] = value
+
+    tree = dict(tree)
+    model = tree.pop("model", None) if cls is TrainConfig else None
+    walk(tree, "")
+    config = with_values(cls(), values)
+    if model:
+        base = config.network
+        config = dataclasses.replace(config, model=with_values(base, model))
+    return config
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Nested plain dictionaries, the inverse of `from_dict`."""
+    tree = dataclasses.asdict(config)
+    return {k: v for k, v in tree.items() if v is not None}
+
+
+def load_yaml(cls: type[T], path: str | Path) -> T:
+    import yaml
+
+    try:
+        tree = yaml.safe_load(Path(path).read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path}: expected settings, found {type(tree).__name__}")
+    return from_dict(cls, tree)
+
+
+def parse_device(name: str):
+    """torch.device for auto, cpu, cuda or cuda:N; ValueError with the reason if it is not there."""
+    if name not in ("auto", "cpu", "cuda") and not (
+        name.startswith("cuda:") and name[5:].isdigit()
+    ):
+        raise ValueError(f"device: {name!r} is not auto, cpu, cuda or cuda:N")
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise ValueError(f"device: {name} is not there ({count} CUDA devices found); use cpu")
+    return device
+
+
+# --- the network ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and switches of the network; each name is a symbol or a sentence of the paper."""
+
+    domain: str = setting(
+        "canonical",
+        "sphere that carries the mixture: learned (the paper), or the sensor's own, where a "
+        "sample is a viewing ray",
+        choices=("canonical", "sensor"),
+    )
+    width: int = setting(64, "feature size D", low=8, high=1024)
+    neighbours: int = setting(16, "k of the point transformer layer", low=1, high=128)
+    heads: int = setting(4, "attention heads", low=1, high=32)
+    encoder_layers: int = setting(1, "Transformer encoder layers", low=0, high=8)
+    decoder_layers: int = setting(2, "Transformer decoder layers", low=1, high=8)
+    encoder_hidden: int = setting(64, "hidden size of the encoder's MLP", low=8, high=4096)
+    decoder_hidden: int = setting(128, "hidden size of the decoder's MLP", low=8, high=4096)
+    attention: str = setting(
+        "local",
+        "what encoder and decoder attend to: the whole patch, or the anchor's neighbours",
+        choices=("global", "local"),
+    )
+    query_self_attention: bool = setting(False, "queries attend to each other (quadratic in r)")
+    output: str = setting(
+        "pointing",
+        "decoder output: a position (the paper), an offset from the anchor, or attention weights "
+        "over the neighbours' coordinates plus a bounded offset",
+        choices=("absolute", "anchored", "pointing"),
+    )
+    covariance: str = setting(
+        "tanh", "how covariances stay valid", choices=("clamp", "tanh", "rotation")
+    )
+    learned_weights: bool = setting(False, "learn the mixture weights (the paper's future work)")
+    component_share: float = setting(1.0, "components per input point", low=0.01, high=1.0)
+    uniform_sphere: bool = setting(False, "sample the sphere uniformly (FoldingNet-like ablation)")
+    frequencies: int = setting(6, "Fourier frequencies of the query code", low=1, high=16)
+    refinements: int = setting(1, "passes of the refinement block", low=0, high=4)
+    refine_neighbours: int = setting(
+        0, "k of the refinement; 0 means 4r, as in the paper", low=0, high=128
+    )
+
+    def __post_init__(self):
+        validate(self)
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.domain == "sensor" and (self.attention, self.output) != ("local", "pointing"):
+            raise ValueError("domain 'sensor' needs attention 'local' and output 'pointing'")
+
+
+PRESETS: dict[str, ModelConfig] = {
+    "paper": ModelConfig(
+        width=128,
+        neighbours=32,
+        attention="global",
+        query_self_attention=True,
+        output="absolute",
+        covariance="clamp",
+    ),
+    "default": ModelConfig(),
+    "lidar": ModelConfig(domain="sensor", learned_weights=True, refinements=0),
+    "fast": ModelConfig(
+        domain="sensor",
+        learned_weights=True,
+        refinements=0,
+        width=32,
+        neighbours=12,
+        encoder_hidden=32,
+        decoder_hidden=64,
+        decoder_layers=1,
+    ),
+}
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where patches come from and how they are varied."""
+
+    meshes: str = setting("", "folder of meshes for surface patches")
+    hdf5: str = setting("", "PU1K or PU-GAN training file, as published")
+    road: str = setting("", "folder of road meshes for the LiDAR simulator; empty: built-in shapes")
+    cache: str = setting("", "folder for prepared patches; empty: beside the checkpoints")
+    lidar_share: float = setting(0.0, "share of simulated LiDAR patches", low=0.0, high=1.0)
+    patches: int = setting(20000, "patches to prepare", low=1)
+    points: int = setting(256, "input points of a surface patch", low=4, high=4096)
+    ratios: tuple[float, ...] = setting((4.0,), "ratios to draw from, one for each step")
+    jitter: float = setting(0.0, "largest standard deviation of input noise, patch radii", low=0.0)
+    thinning: float = setting(0.0, "chance of thinning a patch unevenly", low=0.0, high=1.0)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run."""
+
+    preset: str = setting("default", "network preset", choices=tuple(PRESETS))
+    model: ModelConfig | None = None  # overrides the preset
+    data: DataConfig = group(DataConfig)
+    out: str = setting("runs/default", "folder for checkpoints and logs")
+    steps: int = setting(100_000, "optimiser steps", low=1)
+    batch: int = setting(64, "patches a step, over all processes", low=1)
+    rate: float = setting(5e-4, "peak learning rate", low=0.0)
+    rate_end: float = setting(1e-6, "learning rate at the end of the cosine", low=0.0)
+    warmup: int = setting(500, "steps of linear warm-up", low=0)
+    weight_decay: float = setting(0.1, "AdamW weight decay", low=0.0)
+    clip: float = setting(0.1, "largest gradient norm", low=0.0)
+    ema: float = setting(0.999, "decay of the averaged weights; 0 turns it off", low=0.0, high=1.0)
+    loss: str = setting("projection", "upsampling loss", choices=("projection", "acd", "chamfer"))
+    lambda_coarse: float = setting(0.01, "weight of the coarse loss (lambda 1)", low=0.0)
+    lambda_fine: float = setting(0.01, "weight of the refined loss (lambda 2)", low=0.0)
+    lambda_reconstruction: float = setting(1.0, "weight of the reconstruction (lambda 3)", low=0.0)
+    projection_alpha: float = setting(1e3, "sharpness of the projection weights", low=0.0)
+    projection_neighbours: int = setting(4, "neighbours in the projection", low=1)
+    precision: str = setting("float32", "autocast type", choices=("float32", "bfloat16", "float16"))
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    seed: int = setting(0, "seed of everything random", low=0)
+    checkpoint_seconds: float = setting(240.0, "seconds between checkpoints", low=1.0)
+
+    def __post_init__(self):
+        validate(self)
+
+    @property
+    def network(self) -> ModelConfig:
+        return self.model or PRESETS[self.preset]
+
+
+# --- one scan ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RangeConfig:
+    min: float = setting(1.5, "nearest range of an object point, metres", low=0.0, high=1000.0)
+    max: float = setting(60.0, "farthest range of an object point, metres", low=0.1, high=1000.0)
+
+
+@dataclass(frozen=True)
+class GroundConfig:
+    method: str = setting(
+        "auto",
+        "how ground is found; auto is patchwork where pypatchworkpp is installed, else grid",
+        choices=("auto", "patchwork", "grid", "none"),
+    )
+    sensor_height: float = setting(1.73, "sensor above ground, metres", low=0.0, high=20.0)
+    roll: float = setting(0.0, "mounting roll, degrees", low=-45.0, high=45.0)
+    pitch: float = setting(0.0, "mounting pitch, degrees", low=-45.0, high=45.0)
+    cell: float = setting(0.5, "cell of the grid method, metres", low=0.05, high=10.0)
+    thickness: float = setting(0.2, "points this close above ground are ground", low=0.0, high=2.0)
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    tolerance: float = setting(0.5, "points closer than this join, metres", low=0.02, high=10.0)
+    adaptive: float = setting(
+        0.0, "added to the tolerance for each metre of range, metres", low=0.0, high=0.1
+    )
+    min_points: int = setting(16, "fewest points of an instance", low=1, high=100_000)
+    max_points: int = setting(6000, "most points of an instance", low=1, high=10_000_000)
+    min_height: float = setting(0.2, "least height, metres", low=0.0, high=50.0)
+    max_height: float = setting(6.0, "greatest height, metres", low=0.1, high=100.0)
+    max_extent: float = setting(15.0, "greatest horizontal extent, metres", low=0.1, high=500.0)
+    large: str = setting(
+        "split", "what exceeds the limits is split, or passed untouched", choices=("split", "pass")
+    )
+
+
+@dataclass(frozen=True)
+class PipelineConfig:
+    """How one scan becomes a dense scan."""
+
+    ratio: float = setting(4.0, "output points for each measured point", low=1e-3, high=256.0)
+    density: float = setting(
+        0.0,
+        "aim at this many points per square metre, at most `ratio`; 0: the ratio for all",
+        low=0.0,
+        high=1e6,
+    )
+    weights: str = setting("fast", "a shipped name or a file")
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    precision: str = setting(
+        "float32", "arithmetic of the network", choices=("float32", "bfloat16", "float16")
+    )
+    keep_measured: bool = setting(True, "measured points are part of the output, first")
+    max_points_out: int = setting(
+        500_000, "most points in the dense cloud; 0: no limit", low=0, high=100_000_000
+    )
+    time_budget_ms: float = setting(
+        0.0, "most milliseconds for the network a scan; 0: no limit", low=0.0, high=60_000.0
+    )
+    seed: int = setting(0, "seed of the samples", low=0, high=2**31 - 1)
+    range: RangeConfig = group(RangeConfig)
+    ground: GroundConfig = group(GroundConfig)
+    cluster: ClusterConfig = group(ClusterConfig)
+
+    def __post_init__(self):
+        validate(self)
+        if self.range.min >= self.range.max:
+            raise ValueError(f"range.min {self.range.min} must be below range.max {self.range.max}")
+        parse_device(self.device)
+
+
+@dataclass(frozen=True)
+class QosConfig:
+    input_reliability: str = setting(
+        "best_effort", "reliability asked of the sensor", choices=("best_effort", "reliable")
+    )
+    output_reliability: str = setting(
+        "reliable", "reliability offered to subscribers", choices=("best_effort", "reliable")
+    )
+    depth: int = setting(5, "queue depth, in and out", low=1, high=1000)
+
+
+@dataclass(frozen=True)
+class NodeConfig(PipelineConfig):
+    """The pipeline's settings and what only the node has."""
+
+    target_frame: str = setting("", "frame of the output; empty: the input's")
+    qos: QosConfig = group(QosConfig)
