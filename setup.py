@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One package for both worlds: `pip install .` without ROS, `colcon build` with it."""
+
+from glob import glob
+
+from setuptools import find_packages, setup
+
+NAME = "apusmog_ros"
+
+# open3d-cpu exists only for x86-64 Linux; elsewhere (Jetson, macOS) open3d is the CPU build.
+OPEN3D = [
+    "open3d-cpu>=0.19; sys_platform == 'linux' and platform_machine == 'x86_64'",
+    "open3d>=0.19; sys_platform != 'linux' or platform_machine != 'x86_64'",
+]
+LIDAR = [*OPEN3D, "pypatchworkpp>=1.0", "matplotlib>=3.7"]  # simulator, meshes, ground, pictures
+TRAIN = [*OPEN3D, "h5py>=3.8", "tensorboard>=2.14"]
+ONNX = ["onnx>=1.16", "onnxruntime>=1.18"]
+ROS = [  # for machines without ROS 2; a sourced ROS brings its own
+    "ros-jazzy-rclpy",
+    "ros-jazzy-rmw-fastrtps-cpp",
+    "ros-jazzy-sensor-msgs",
+    "ros-jazzy-visualization-msgs",
+    "ros-jazzy-diagnostic-msgs",
+]
+
+setup(
+    name=NAME,
+    version="0.1.0",
+    description="Sparse LiDAR objects made dense by any real ratio: APU-SMOG for ROS 2",
+    author="The APU-SMOG for ROS 2 developers",
+    maintainer="The APU-SMOG for ROS 2 developers",
+    maintainer_email="apusmog@example.com",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["apusmog_core*", "apusmog_ros*"]),
+    package_data={"apusmog_core": ["weights/*", "view.html"]},
+    data_files=[
+        ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
+        (f"share/{NAME}", ["package.xml"]),
+        (f"share/{NAME}/launch", glob("launch/*.launch.py")),
+        (f"share/{NAME}/config", glob("config/*")),
+    ],
+    install_requires=[
+        "numpy>=1.24",
+        "scipy>=1.10",
+        "torch>=2.2",
+        "fpsample>=0.3.3",
+        "pyyaml>=6.0",
+        "rosbags>=0.10",
+        "tqdm>=4.64",
+    ],
+    extras_require={
+        "lidar": LIDAR,
+        "train": TRAIN,
+        "onnx": ONNX,
+        "ros": ROS,
+        "dev": [*LIDAR, *TRAIN, *ONNX, "pytest>=7.4", "ruff>=0.6"],
+    },
+    entry_points={
+        "console_scripts": [
+            "apusmog = apusmog_core.cli:main",
+            "apusmog-upsample-node = apusmog_ros.upsample_node:main",
+            "apusmog-replay = apusmog_ros.replay_node:main",
+            # the names `ros2 run apusmog_ros ...` and the launch file use
+            "upsample_node = apusmog_ros.upsample_node:main",
+            "replay_node = apusmog_ros.replay_node:main",
+        ]
+    },
+    zip_safe=False,
+)
