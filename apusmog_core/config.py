@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting, as frozen dataclasses: YAML, ROS parameters and command line are views of these."""
+"""Every setting, as frozen dataclasses: YAML, ROS parameters and command line are views of it."""
 
 from __future__ import annotations
 
@@ -377,8 +377,40 @@ class QosConfig:
 
 
 @dataclass(frozen=True)
+class DiagnosticsConfig:
+    warn_age_ms: float = setting(200.0, "WARN when the median output is older", low=0.0, high=1e6)
+    error_age_ms: float = setting(1000.0, "ERROR when the median is older", low=0.0, high=1e6)
+    warn_dropped: float = setting(
+        0.2, "WARN when a larger share of the scans is dropped", low=0.0, high=1.0
+    )
+    warn_silence: float = setting(
+        2.0, "WARN when no scan has come for longer, seconds", low=0.0, high=3600.0
+    )
+
+
+@dataclass(frozen=True)
 class NodeConfig(PipelineConfig):
     """The pipeline's settings and what only the node has."""
 
     target_frame: str = setting("", "frame of the output; empty: the input's")
     qos: QosConfig = group(QosConfig)
+    diagnostics: DiagnosticsConfig = group(DiagnosticsConfig)
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """How recorded scans are played to a topic."""
+
+    path: str = setting("", "a rosbag2, a ROS 1 bag, a KITTI folder or other scans")
+    bag_topic: str = setting("", "topic in the bag; empty: the first with PointCloud2")
+    frame: str = setting("velo_link", "frame of scans whose files do not tell it")
+    rate: float = setting(1.0, "speed; 2 is twice as fast as recorded", low=0.01, high=1000.0)
+    loop: bool = setting(False, "start again at the end")
+    start: float = setting(0.0, "seconds to skip at the beginning", low=0.0, high=1e9)
+    paused: bool = setting(False, "hold; set to false to go on")
+    stamps: str = setting("original", "stamps of the scans", choices=("original", "now"))
+    clock: bool = setting(False, "publish recorded time on /clock")
+    wait: bool = setting(False, "hold until somebody subscribes")
+
+    def __post_init__(self):
+        validate(self)
