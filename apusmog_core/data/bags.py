@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PointCloud2 messages of rosbag2 (sqlite3, mcap) and ROS 1 bags as scans, without ROS."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .clouds import Scan
+from .pointcloud2 import decode
+
+POINT_CLOUD = "sensor_msgs/msg/PointCloud2"  # rosbags gives ROS 1 types ROS 2 names
+
+
+class BagScans:
+    """One topic of a bag as scans; iterating skips a bad message, with a warning, and counts it."""
+
+    def __init__(self, path: str | Path, topic: str = ""):
+        self.path = Path(path)
+        self.skipped = 0  # of the latest iteration
+        with self._open() as reader:
+            counts: dict[str, int] = {}
+            for connection in reader.connections:
+                if connection.msgtype == POINT_CLOUD:
+                    counts[connection.topic] = counts.get(connection.topic, 0) + connection.msgcount
+        if not counts:
+            raise ValueError(f"{self.path}: the bag has no topic of type {POINT_CLOUD}")
+        if topic and topic not in counts:
+            raise ValueError(f"{self.path}: no clouds on {topic}; there are: {', '.join(counts)}")
+        self.topic = topic or max(counts, key=lambda name: counts[name])
+        self.count = counts[self.topic]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Scan]:
+        self.skipped = 0
+        with self._open() as reader:
+            chosen = [
+                c for c in reader.connections if (c.topic, c.msgtype) == (self.topic, POINT_CLOUD)
+            ]
+            for index, (connection, _, raw) in enumerate(reader.messages(connections=chosen)):
+                try:
+                    scan = _scan(reader.deserialize(raw, connection.msgtype), f"{index:010d}")
+                except Exception as error:  # a broken message may fail anywhere in its decoder
+                    self.skipped += 1
+                    warnings.warn(
+                        f"skipped {self.path}, message {index} of {self.topic}: {error}",
+                        stacklevel=2,
+                    )
+                    continue
+                yield scan
+
+    @contextmanager
+    def _open(self):
+        try:
+            from rosbags.highlevel import AnyReader, AnyReaderError
+            from rosbags.typesys import Stores, get_typestore
+        except ImportError as error:
+            raise ValueError(f"{self.path}: bags need rosbags: pip install rosbags") from error
+        try:
+            # old rosbag2 recordings do not carry their message definitions
+            reader = AnyReader([self.path], default_typestore=get_typestore(Stores.ROS2_JAZZY))
+            reader.open()
+        except (AnyReaderError, OSError, AssertionError, ValueError) as error:
+            raise ValueError(f"{self.path}: not a readable bag ({error})") from error
+        try:
+            yield reader
+        finally:
+            reader.close()
+
+
+def _scan(message, name: str) -> Scan:
+    points, intensity, ring, dropped = decode(
+        [(field.name, field.offset, field.datatype, field.count) for field in message.fields],
+        message.height,
+        message.width,
+        message.point_step,
+        message.row_step,
+        message.is_bigendian,
+        message.data,
+    )
+    stamp = message.header.stamp.sec + 1e-9 * message.header.stamp.nanosec
+    return Scan(points, intensity, ring, stamp, name, dropped)
