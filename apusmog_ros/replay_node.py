@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays a bag, a KITTI folder or other scans to a topic, with original timing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from rclpy.duration import Duration
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+from rclpy.qos import QoSProfile
+from rclpy.task import Future
+from rclpy.time import Time
+from rclpy.utilities import remove_ros_args
+from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import PointCloud2
+from std_msgs.msg import Header
+
+from apusmog_core.config import ReplayConfig
+from apusmog_core.data import BagScans, ScanFiles, open_scans
+
+from . import bag, cloud, parameters
+from .running import run
+
+LIVE = ("rate", "loop", "paused")  # what can be set while it plays
+CLOCK_PERIOD = 0.025  # seconds between two /clock messages
+
+
+class ReplayNode(Node):
+    """Publishes recorded scans on `points`, and time on /clock if asked to."""
+
+    def __init__(self, **options):
+        super().__init__("replay", **options)
+        fixed = tuple(name for name in ReplayConfig.__dataclass_fields__ if name not in LIVE)
+        self._config = parameters.declare(self, ReplayConfig(), fixed)
+        if not self._config.path:
+            raise ValueError("nothing to play: give a path, or -p path:=...")
+        self._scans = open_scans(self._config.path, self._config.bag_topic)
+        self.done = Future()
+        self._closing = threading.Event()
+        self._publisher = self.create_publisher(PointCloud2, "points", QoSProfile(depth=5))
+        self._clock_publisher = (
+            self.create_publisher(Clock, "/clock", 10) if self._config.clock else None
+        )
+        parameters.on_change(self, lambda: self._config, self._accept)
+        self._thread = threading.Thread(target=self._play, daemon=True)
+        self._thread.start()
+
+    def set_parameters_atomically(self, parameter_list):
+        return super().set_parameters_atomically(parameters.typed(parameter_list, self._config))
+
+    def close(self) -> bool:
+        """Stop playing; True when the thread has ended."""
+        self._closing.set()
+        self._thread.join(0.5)
+        return not self._thread.is_alive()
+
+    def _accept(self, config: ReplayConfig) -> None:
+        self._config = config
+
+    def _play(self) -> None:
+        played = 0
+        try:
+            self._wait_for_subscriber()
+            while not self._closing.is_set():
+                played += self._play_once()
+                if not self._config.loop:
+                    break
+            if not self._closing.is_set():
+                self._publisher.wait_for_all_acked(Duration(seconds=2))
+                self.get_logger().info(f"finished: {played} scans of {self._config.path}")
+            self.done.set_result(played)
+        except Exception as error:
+            if not self._closing.is_set():
+                self.done.set_exception(error)
+
+    def _wait_for_subscriber(self) -> None:
+        while self._config.wait and not self._publisher.get_subscription_count():
+            if self._closing.wait(0.02):
+                return
+
+    def _play_once(self) -> int:
+        played, first, previous = 0, None, None
+        due = time.monotonic()
+        for stamp, msg in messages(self._scans, self._config.frame):
+            first = stamp if first is None else first
+            if stamp < first + self._config.start * 1e9:
+                continue
+            gap = 0 if previous is None else max(stamp - previous, 0) / 1e9
+            due = max(due, time.monotonic() - 1.0) + gap / self._config.rate
+            if not self._wait(due, stamp):
+                break
+            if self._config.stamps == "now":
+                msg.header.stamp = self.get_clock().now().to_msg()
+            self._publisher.publish(msg)
+            played, previous = played + 1, stamp
+        return played
+
+    def _wait(self, due: float, stamp: int) -> bool:
+        """Wait until it is time for the scan of `stamp`, ns; False when the node closes."""
+        while not self._closing.is_set():
+            left = due - time.monotonic()
+            if self._config.paused:
+                due += CLOCK_PERIOD
+                self._closing.wait(CLOCK_PERIOD)
+                continue
+            if self._clock_publisher:
+                now = stamp - max(left, 0.0) * self._config.rate * 1e9
+                clock = Time(nanoseconds=max(int(now), 0)).to_msg()
+                self._clock_publisher.publish(Clock(clock=clock))
+            if left <= 0:
+                return True
+            self._closing.wait(min(left, CLOCK_PERIOD) if self._clock_publisher else min(left, 0.1))
+        return False
+
+
+def messages(scans: ScanFiles | BagScans, frame: str) -> Iterator[tuple[int, PointCloud2]]:
+    """(time in ns, message) of each scan, as recorded."""
+    if isinstance(scans, BagScans):
+        for stamp, recorded in bag.clouds(scans.path, scans.topic):
+            yield stamp, cloud.from_bag(recorded)
+        return
+    for scan in scans:
+        stamp = round(scan.stamp * 1e9)
+        header = Header(stamp=Time(nanoseconds=stamp).to_msg(), frame_id=frame)
+        yield stamp, cloud.write(header, scan.points, cloud.MEASURED, intensity=scan.intensity)
+
+
+def main(args: list[str] | None = None) -> None:
+    """Play `PATH`, or the parameter `path`, until its end or Ctrl-C."""
+    paths = remove_ros_args(sys.argv if args is None else [sys.argv[0], *args])[1:]
+    if len(paths) > 1:
+        sys.exit(f"one path at a time, not {len(paths)}: {' '.join(paths)}")
+    given = [Parameter("path", value=path) for path in paths]
+    sys.exit(run(lambda: ReplayNode(parameter_overrides=given), args))
+
+
+if __name__ == "__main__":
+    main()
