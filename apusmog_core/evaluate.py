@@ -3,18 +3,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import csv
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from apusmog_core import baselines, metrics
 
+if TYPE_CHECKING:
+    from apusmog_core.data.pugan import Shape
+    from apusmog_core.upsampler import Upsampler
+
 RANGE_BINS = (0, 15, 30, 45)  # metres
 SURFACE_ROUGHNESS = 0.1  # metres: rougher clusters are vegetation
 
 Scores = dict[str, dict[str, float]]  # {group of cases: {score: mean over the cases}}
+Row = dict[str, Any]  # one line of a table
+
+
+# --- shapes --------------------------------------------------------------------------------------
+
+ShapeMethod = Callable[[np.ndarray, float], np.ndarray]  # points (n, 3), ratio -> (m, 3)
+
+SHAPE_BASELINES: dict[str, ShapeMethod] = {
+    "nothing": lambda points, ratio: baselines.nothing(points),
+    "midpoint": lambda points, ratio: baselines.midpoint(points, round(ratio * len(points))),
+}
+
+
+def evaluate_shapes(
+    shapes: Iterable[Shape],
+    methods: dict[str, ShapeMethod],
+    ratio: float = 4.0,
+    noise: float = 0.0,
+    seed: int = 0,
+) -> list[Row]:
+    """One row for each shape and method, then the means: scores as in `metrics.shape_scores`.
+
+    `noise` is the standard deviation added to the input, in radii of the shape. Shapes without
+    ground truth at this ratio (not published and no mesh to sample) are left out.
+    """
+    rows = []
+    for shape in shapes:
+        truth = shape.truth(round(ratio * len(shape.points)))
+        if truth is None:
+            continue
+        surface = metrics.mesh_surface(shape.mesh) if shape.mesh else None
+        points = add_noise(shape.points, noise, seed)
+        setting = {"shape": shape.name, "size": len(points), "ratio": ratio, "noise": noise}
+        for name, method in methods.items():
+            start = time.perf_counter()
+            dense = method(points, ratio)
+            seconds = time.perf_counter() - start
+            scores = metrics.shape_scores(dense, truth, surface)
+            rows.append({"method": name, **setting, **scores, "seconds": seconds})
+    return rows + [_mean_shape(rows, name) for name in methods if rows]
+
+
+def add_noise(points: np.ndarray, noise: float, seed: int = 0) -> np.ndarray:
+    """Gaussian noise, its deviation given in units of the cloud's radius."""
+    if noise == 0:
+        return points
+    radius = np.linalg.norm(points - points.mean(axis=0), axis=1).max()
+    jitter = np.random.default_rng(seed).normal(0, noise * radius, points.shape)
+    return (points + jitter).astype(points.dtype)
+
+
+def _mean_shape(rows: list[Row], method: str) -> Row:
+    mine = [row for row in rows if row["method"] == method]
+    scores = [{k: v for k, v in row.items() if k not in SHAPE_SETTING} for row in mine]
+    setting = {k: mine[0][k] for k in SHAPE_SETTING}
+    return {**setting, "shape": f"mean of {len(mine)}", **_means(scores)}
+
+
+SHAPE_SETTING = ("method", "shape", "size", "ratio", "noise")
 
 
 # --- ring hold-out -------------------------------------------------------------------------------
@@ -119,8 +186,140 @@ def _means(rows: list[dict[str, float]]) -> dict[str, float]:
     }
 
 
+def roughness(points: np.ndarray, ring: np.ndarray) -> float:
+    """Median absolute second difference of range along the rings of one object, metres."""
+    azimuth = np.arctan2(points[:, 1], points[:, 0])
+    distance = np.linalg.norm(points, axis=1)
+    bends = [np.zeros(0)]
+    for number in np.unique(ring):
+        along = np.flatnonzero(ring == number)
+        # from the object's own direction, so that the cut at pi is behind it
+        turn = np.angle(np.exp(1j * (azimuth[along] - azimuth[0])))
+        bends.append(np.abs(np.diff(distance[along[np.argsort(turn)]], 2)))
+    bends = np.concatenate(bends)
+    return float(np.median(bends)) if len(bends) else 0.0
+
+
+def simulated_cases(
+    frames: int,
+    seed: int = 0,
+    sensor: str = "HDL-64E",
+    meshes: str | Path | None = None,
+    min_points: int = 64,
+    max_range: float = 45.0,
+) -> list[RingCase]:
+    """Objects of simulated streets, one street a frame, whose true surface is known."""
+    from apusmog_core import simulate
+
+    device = simulate.Sensor.named(sensor)
+    cases = []
+    for frame in range(frames):
+        scene = simulate.street(seed + frame, meshes)
+        turn = simulate.scan(scene, device, seed=seed + frame)
+        rays = metrics.MeasuredRays(turn.points)
+        for instance, placed in enumerate(scene.objects, start=1):
+            index = np.flatnonzero(turn.instance == instance)
+            if len(index) < min_points or placed.name == "building":  # larger than any cluster
+                continue
+            case = ring_case(
+                turn.points[index],
+                turn.ring[index],
+                surface=placed.name not in ("bush", "tree"),
+                frame=f"{frame:010d}",
+                cluster=instance,
+                rays=rays,
+                truth=_distance_to(placed.world, (0, 0, device.height)),
+            )
+            cases += [case] if case and case.range < max_range else []
+    return cases
+
+
+def _distance_to(mesh, origin: Sequence[float]) -> Callable[[np.ndarray], np.ndarray]:
+    """Distance to a simulated mesh, of points given in the frame of a sensor at `origin`."""
+    import open3d as o3d
+
+    scene = o3d.t.geometry.RaycastingScene()
+    vertices = (mesh.vertices - np.asarray(origin)).astype(np.float32)
+    scene.add_triangles(vertices, mesh.triangles.astype(np.uint32))
+    return lambda points: metrics.distance_to_mesh(points, scene)
+
+
+def upsample_rings(up: Upsampler, cases: list[RingCase]) -> list[np.ndarray]:
+    """The model's output for each case: measured points first, as many as the sensor saw."""
+    ratios = [case.ratio for case in cases]
+    origin = np.zeros(3)
+    return up.upsample_many([case.points for case in cases], ratios, keep_input=True, origin=origin)
+
+
 RING_BASELINES: dict[str, Callable[[RingCase], np.ndarray]] = {
     "nothing": lambda case: baselines.nothing(case.points),
     "range-interpolation": lambda case: baselines.range_interpolation(case.points, case.ring),
     "midpoint": lambda case: baselines.midpoint(case.points, len(case.full)),
 }
+
+
+def evaluate_rings(cases: list[RingCase], up: Upsampler | None = None) -> list[Row]:
+    """One row for each method and group of cases: baselines, model, and the sensor itself."""
+    tables = {name: score_rings(cases, method) for name, method in RING_BASELINES.items()}
+    if up:
+        pairs = zip(cases, upsample_rings(up, cases), strict=True)
+        tables["model"] = mean_rings(cases, [score_ring(case, out) for case, out in pairs])
+    tables["all rings"] = score_rings(cases, lambda case: case.full)  # what no method can beat
+    groups = tables["nothing"]
+    return [
+        {"method": name, "group": group, **table[group]}
+        for group in groups
+        for name, table in tables.items()
+    ]
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+LABELS = {
+    "cd": "CD e-3", "hd": "HD e-3", "hd_sum": "HD-sum e-3", "p2f": "P2F e-3",
+    "p2f_std": "P2F dev e-3", "seconds": "s", "completeness": "complete", "hallucination": "halluc",
+    "f_5": "F@5cm", "f_10": "F@10cm", "f_20": "F@20cm", "free_space": "free", "thickness": "thick",
+    "surface_error": "to surface",
+}  # fmt: skip
+
+
+def format_table(rows: list[Row]) -> str:
+    """Rows as aligned text; shape scores are printed in thousandths."""
+    if not rows:
+        return "nothing to score"
+    names = list(rows[0])
+    cells = [[LABELS.get(name, name) for name in names]]
+    cells += [[_cell(name, row.get(name, float("nan"))) for name in names] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
+    left = [isinstance(rows[0][name], str) for name in names]
+    return "\n".join(
+        "  ".join(
+            c.ljust(w) if a else c.rjust(w) for c, w, a in zip(line, widths, left, strict=True)
+        )
+        for line in cells
+    )
+
+
+def _cell(name: str, value: Any) -> str:
+    if isinstance(value, float):
+        if np.isnan(value):
+            return "-"
+        if LABELS.get(name, "").endswith("e-3"):
+            return f"{1e3 * value:.3f}"
+        return f"{value:.3f}" if name in LABELS else f"{value:g}"
+    return str(value)
+
+
+def write_rows(path: str | Path, rows: list[Row]) -> None:
+    """Unscaled rows as .csv or .json, by the suffix."""
+    path = Path(path)
+    if path.suffix == ".json":
+        clean = [{k: None if v != v else v for k, v in row.items()} for row in rows]  # NaN
+        path.write_text(json.dumps(clean, indent=1) + "\n")
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]) if rows else [])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        raise ValueError(f"{path}: results are written as .csv or .json")

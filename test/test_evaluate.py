@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apusmog_core import evaluate
+from apusmog_core.data import pu1k, pugan
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+real_scans = pytest.mark.skipif(
+    not (DATA / "ring_holdout").is_dir(), reason="the KITTI scans of shared/data are not here"
+)
+real_shapes = pytest.mark.skipif(
+    not (DATA / "pugan_test").is_dir(), reason="the PU-GAN shapes of shared/data are not here"
+)
+
+GROUPS = ("surface", "surface 0-15 m", "surface 15-30 m", "surface 30-45 m", "vegetation")
+PUBLISHED = {  # completeness, hallucination, F@10cm in each group
+    "nothing": [
+        (0.177, 0, 0.219), (0.101, 0, 0.865), (0.172, 0, 0.101), (0.238, 0, 0), (0.232, 0, 0.054),
+    ],
+    "range-interpolation": [
+        (0.115, 0.028, 0.726), (0.071, 0.017, 0.891), (0.120, 0.025, 0.704),
+        (0.137, 0.039, 0.653), (0.189, 0.036, 0.401),
+    ],
+    "midpoint": [
+        (0.114, 0.055, 0.692), (0.072, 0.031, 0.883), (0.118, 0.053, 0.674),
+        (0.134, 0.072, 0.599), (0.168, 0.102, 0.400),
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kitti_cases():
+    return evaluate.ring_cases(DATA / "kitti_raw_0051", DATA / "ring_holdout")
+
+
+@real_scans
+@pytest.mark.parametrize("method", PUBLISHED)
+def test_baselines_on_real_rings_score_as_published_within_two_percent(kitti_cases, method):
+    scores = evaluate.score_rings(kitti_cases, evaluate.RING_BASELINES[method])
+    assert [scores[group]["clusters"] for group in GROUPS] == [129, 25, 66, 38, 163]
+    for group, expected in zip(GROUPS, PUBLISHED[method], strict=True):
+        found = [scores[group][name] for name in ("completeness", "hallucination", "f_10")]
+        # 2 %, and half of the last digit printed
+        assert found == pytest.approx(expected, rel=0.02, abs=0.0005), group
+
+
+@real_scans
+def test_held_rings_are_the_odd_ones_and_none_is_given(kitti_cases):
+    for case in kitti_cases:
+        assert (case.ring % 2 == 0).all()
+        assert len(case.points) + len(case.held) == len(case.full)
+        assert round(case.ratio * len(case.points)) == len(case.full)
+
+
+@real_scans
+def test_roughness_tells_vegetation_from_surfaces_as_the_fixed_clusters_do(kitti_cases):
+    frame = np.load(DATA / "ring_holdout" / "0000000000.npz")
+    scan = DATA / "kitti_raw_0051/velodyne_points/data/0000000000.bin"
+    points = np.fromfile(scan, np.float32).reshape(-1, 4)[:, :3]
+    for j, index in enumerate(np.split(frame["index"], frame["offset"][1:-1])):
+        found = evaluate.roughness(points[index], frame["ring"][index])
+        assert found == pytest.approx(frame["roughness"][j], abs=1e-4)
+
+
+@real_shapes
+def test_midpoint_on_pugan_scores_as_published_within_two_percent():
+    shapes = pugan.load_shapes(DATA / "pugan_test")
+    methods = {"midpoint": evaluate.SHAPE_BASELINES["midpoint"]}
+    mean = evaluate.evaluate_shapes(shapes, methods)[-1]
+    assert mean["shape"] == "mean of 27"
+    found = [1e3 * mean[name] for name in ("cd", "hd", "hd_sum", "p2f")]
+    assert found == pytest.approx([0.238, 1.288, 2.110, 2.034], rel=0.02)
+
+
+def test_simulated_objects_know_their_true_surface():
+    pytest.importorskip("open3d")
+    cases = evaluate.simulated_cases(frames=1)
+    assert len(cases) >= 10
+    scores = evaluate.score_rings(cases, lambda case: case.full)["surface"]
+    assert 0.003 < scores["surface_error"] < 0.02  # the sensor's 2 cm noise, across the surface
+    moved = evaluate.score_rings(cases, lambda case: case.full + [0, 0, 1.0])["surface"]
+    assert moved["surface_error"] > 0.1
+
+
+@pytest.fixture
+def shape_folder(tmp_path):
+    """Two shapes of 64 points; only the first has a mesh, so only it can be scored elsewhere."""
+    rng = np.random.default_rng(0)
+    for name, count in (("input_64", 64), ("gt_256", 256)):
+        (tmp_path / "test" / name).mkdir(parents=True)
+        for shape in ("cube", "blob"):
+            points = rng.uniform(0, 1, (count, 3)) * [1, 1, 0]
+            np.savetxt(tmp_path / "test" / name / f"{shape}.xyz", points)
+    off = "OFF\n4 2 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n3 0 1 2\n3 0 2 3\n"
+    (tmp_path / "cube.off").write_text(off)
+    return tmp_path
+
+
+def test_ratios_without_published_truth_are_scored_against_the_mesh(shape_folder, monkeypatch):
+    pytest.importorskip("open3d")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shape_folder / "cache"))
+    shapes = pugan.load_shapes(shape_folder, size=64)
+    rows = evaluate.evaluate_shapes(shapes, evaluate.SHAPE_BASELINES, ratio=4)
+    assert {row["shape"] for row in rows} == {"cube", "blob", "mean of 2"}
+    rows = evaluate.evaluate_shapes(shapes, evaluate.SHAPE_BASELINES, ratio=2.5)
+    assert {row["shape"] for row in rows} == {"cube", "mean of 1"}
+    assert len(list((shape_folder / "cache").rglob("cube_*_160.npy"))) == 1
+
+
+def test_noise_is_given_in_radii_of_the_shape():
+    cloud = 50 * np.random.default_rng(0).normal(size=(20000, 3))
+    radius = np.linalg.norm(cloud - cloud.mean(axis=0), axis=1).max()
+    moved = evaluate.add_noise(cloud, 0.02) - cloud
+    assert moved.std() == pytest.approx(0.02 * radius, rel=0.02)
+
+
+def test_results_are_written_unscaled_as_csv_and_json(tmp_path):
+    rows = [{"method": "nothing", "cd": 0.00025, "p2f": float("nan")}]
+    evaluate.write_rows(tmp_path / "a.csv", rows)
+    evaluate.write_rows(tmp_path / "a.json", rows)
+    with open(tmp_path / "a.csv") as file:
+        assert next(csv.DictReader(file))["cd"] == "0.00025"
+    assert json.loads((tmp_path / "a.json").read_text())[0] == {
+        "method": "nothing",
+        "cd": 0.00025,
+        "p2f": None,
+    }
+    assert "0.250" in evaluate.format_table(rows)
+    with pytest.raises(ValueError, match="csv or .json"):
+        evaluate.write_rows(tmp_path / "a.txt", rows)
+
+
+def test_training_patches_are_read_as_published_and_other_files_are_refused(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    good, bad = tmp_path / "good.h5", tmp_path / "bad.h5"
+    with h5py.File(good, "w") as file:
+        file["poisson_256"] = np.zeros((3, 256, 3))
+        file["poisson_1024"] = np.ones((3, 1024, 6))
+    points, target = pu1k.training_patches(good)
+    assert points.shape == (3, 256, 3) and target.shape == (3, 1024, 3)
+    assert points.dtype == target.dtype == np.float32
+    with h5py.File(bad, "w") as file:
+        file["poisson_256"] = np.zeros((3, 256, 3))
+    with pytest.raises(ValueError, match="bad.h5: no 'poisson_1024'"):
+        pu1k.training_patches(bad)
+    bad.write_bytes(b"no HDF5")
+    with pytest.raises(ValueError, match="bad.h5: not a readable"):
+        pu1k.training_patches(bad)
