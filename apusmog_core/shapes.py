@@ -47,7 +47,8 @@ def join(*meshes: Mesh) -> Mesh:
 # --- primitives ----------------------------------------------------------------------------------
 
 
-def _mesh(vertices, triangles, shade) -> Mesh:
+def solid(vertices: np.ndarray, triangles: np.ndarray, shade: float | np.ndarray) -> Mesh:
+    """A mesh of one reflectivity, or one for each triangle."""
     triangles = np.asarray(triangles, np.int32).reshape(-1, 3)
     shades = np.broadcast_to(np.float32(shade), len(triangles)).copy()
     return Mesh(np.float32(vertices), triangles, shades)
@@ -60,7 +61,7 @@ def _skin(rings: np.ndarray, shade: float) -> Mesh:
     a, b = i * k + j, i * k + (j + 1) % k
     sides = np.stack([a, b, b + k, a, b + k, a + k], -1).reshape(-1, 3)
     fan = np.stack([np.zeros(k - 2, int), np.arange(1, k - 1), np.arange(2, k)], -1)
-    return _mesh(rings.reshape(-1, 3), np.concatenate([sides, fan, fan + (s - 1) * k]), shade)
+    return solid(rings.reshape(-1, 3), np.concatenate([sides, fan, fan + (s - 1) * k]), shade)
 
 
 def box(low: Sequence[float], high: Sequence[float], shade: float) -> Mesh:
@@ -74,8 +75,7 @@ def tube(path: Sequence, radii: Sequence[float] | float, shade: float, sides: in
     path = np.asarray(path, float)
     along = np.gradient(path, axis=0)
     along /= np.linalg.norm(along, axis=1, keepdims=True)
-    mean = along.mean(0)
-    helper = np.eye(3)[np.argmin(np.abs(mean))]  # never parallel to the path
+    helper = np.eye(3)[np.argmin(np.abs(along).mean(0))]  # the axis the path keeps away from
     u = np.cross(along, helper)
     u /= np.linalg.norm(u, axis=1, keepdims=True)
     v = np.cross(along, u)
@@ -99,8 +99,7 @@ def hoop(centre: Sequence[float], radius: float, thickness: float, shade: float)
     turn = np.linspace(0, 2 * np.pi, 21)
     path = np.stack([np.cos(turn), 0 * turn, np.sin(turn)], -1) * radius + np.asarray(centre)
     spokes = [tube(path[[i, i + 10]], 0.004, shade, 3) for i in range(0, 10, 2)]
-    segments = [tube(path[i : i + 2], thickness, shade, 5) for i in range(20)]
-    return join(*segments, *spokes)
+    return join(tube(path, thickness, shade, 5), *spokes)
 
 
 def wheel(x: float, y: float, radius: float, width: float) -> Mesh:
@@ -113,21 +112,20 @@ def panes(corners: Sequence, across: int, up: int, frame: float, shade: float) -
 
     `frame` is the share of each pane's width and height that is opaque."""
     a, b, c, d = np.asarray(corners, float)
-
-    def cuts(n):
-        return np.unique(
-            np.concatenate([[0, 1], *[((i + frame / 2) / n, (i + 1 - frame / 2) / n)
-                                      for i in range(n)]])
-        )  # fmt: skip
-
-    u, v = cuts(across), cuts(up)
+    u, v = _cuts(across, frame), _cuts(up, frame)
     uu, vv = u[None, :, None], v[:, None, None]
     grid = (1 - vv) * ((1 - uu) * a + uu * b) + vv * ((1 - uu) * d + uu * c)
     i, j = np.meshgrid(np.arange(len(v) - 1), np.arange(len(u) - 1), indexing="ij")
     p = i * len(u) + j
     quads = np.stack([p, p + 1, p + len(u) + 1, p, p + len(u) + 1, p + len(u)], -1)
-    shades = np.repeat(np.where((i % 2 == 1) & (j % 2 == 1), GLASS, shade).ravel(), 2)
-    return _mesh(grid.reshape(-1, 3), quads, shades)
+    glass = (i % 2 == 1) & (j % 2 == 1)  # every second strip, both ways
+    return solid(grid.reshape(-1, 3), quads, np.repeat(np.where(glass, GLASS, shade), 2))
+
+
+def _cuts(count: int, frame: float) -> np.ndarray:
+    """0, both edges of each of `count` panes between frames, 1."""
+    edges = np.arange(count)[:, None] + (frame / 2, 1 - frame / 2)
+    return np.concatenate([[0], edges.ravel() / count, [1]])
 
 
 def leaves(centres: np.ndarray, size: float, shade: float, rng: np.random.Generator) -> Mesh:
@@ -136,7 +134,7 @@ def leaves(centres: np.ndarray, size: float, shade: float, rng: np.random.Genera
     corners *= size / np.linalg.norm(corners, axis=-1, keepdims=True)
     vertices = (centres[:, None] + corners).reshape(-1, 3)
     vertices[:, 2] = np.maximum(vertices[:, 2], 0.02)
-    return _mesh(vertices, np.arange(len(vertices)), shade)
+    return solid(vertices, np.arange(len(vertices)), shade)
 
 
 def _foliage(rng, centre, radii, count) -> np.ndarray:
@@ -165,28 +163,24 @@ def _hull(stations: Sequence[tuple], shade: float, sharpness: float = 5.0) -> Me
     return _skin(np.array(rings), shade)
 
 
-def _cabin(base: Sequence[float], roof: Sequence[float], z: tuple, widths: tuple, side: int, shade):
-    """Roof, windscreen, rear and side windows over a base; `side` panes a side, 0 for metal."""
+def _cabin(base: tuple, roof: tuple, z: tuple, widths: tuple, side: int, shade: float) -> Mesh:
+    """Windscreen, rear and `side` panes a side (0: bare metal) under a roof.
+
+    `base` and `roof` give their back and front ends, `z` and `widths` (half) both levels."""
     (x0, x1), (r0, r1), (low, high), (w, v) = base, roof, z, widths
     bottom = [(x0, -w, low), (x1, -w, low), (x1, w, low), (x0, w, low)]
     top = [(r0, -v, high), (r1, -v, high), (r1, v, high), (r0, v, high)]
 
-    def face(i, j, across):
+    def face(i: int, j: int, across: int) -> Mesh:
         quad = [bottom[i], bottom[j], top[j], top[i]]
         return panes(quad, max(across, 1), 1, 0.16 if across else 1.0, shade)
 
-    lid = [(r0, 0, high - 0.02, high + 0.03, v), (r1, 0, high - 0.02, high + 0.03, v)]
-    rings = [(x, low_, high_, w_) for x, _, low_, high_, w_ in lid]
-    return join(
-        face(1, 2, 1),
-        face(3, 0, 1 if side else 0),
-        face(0, 1, side),
-        face(2, 3, side),
-        _hull(rings, shade),
-    )
+    faces = [face(1, 2, 1), face(3, 0, min(side, 1)), face(0, 1, side), face(2, 3, side)]
+    lid = _hull([(x, high - 0.02, high + 0.03, v) for x in (r0, r1)], shade)
+    return join(*faces, lid)
 
 
-def _paint(rng) -> float:
+def paint(rng) -> float:
     """Car paint from black to white."""
     return float(rng.choice([0.05, 0.12, 0.3, 0.5, 0.7]) * rng.uniform(0.8, 1.2))
 
@@ -204,7 +198,7 @@ def car(rng: np.random.Generator) -> Mesh:
     length *= rng.uniform(0.93, 1.07)
     width = rng.uniform(1.70, 1.86) + (0.08 if kind == "offroad" else 0)
     height = rng.uniform(1.40, 1.52) + (0.25 if kind == "offroad" else 0)
-    shade, radius = _paint(rng), rng.uniform(0.29, 0.34) + (0.04 if kind == "offroad" else 0)
+    shade, radius = paint(rng), rng.uniform(0.29, 0.34) + (0.04 if kind == "offroad" else 0)
     front, back, w = length / 2, -length / 2, width / 2
     floor, belt = 0.2 + (0.08 if kind == "offroad" else 0), 0.62 * height
     scuttle = front - rng.uniform(0.95, 1.2)  # where bonnet meets windscreen
@@ -242,7 +236,7 @@ def car(rng: np.random.Generator) -> Mesh:
 def van(rng: np.random.Generator) -> Mesh:
     """A panel van or minibus."""
     length, width, height = rng.uniform(4.8, 6.0), rng.uniform(1.9, 2.05), rng.uniform(1.95, 2.6)
-    shade, w = _paint(rng), width / 2
+    shade, w = paint(rng), width / 2
     front, back, belt = length / 2, -length / 2, 1.15
     scuttle = front - rng.uniform(0.5, 0.8)
     body = _hull(
@@ -258,30 +252,22 @@ def van(rng: np.random.Generator) -> Mesh:
     )
     side = int(rng.choice([0, 3]))
     top = (back + 0.05, scuttle - rng.uniform(0.5, 0.8))
-    cabin = _cabin((back, scuttle), top, (belt - 0.03, height - 0.03), (0.98 * w, 0.86 * w), side, shade)  # fmt: skip # noqa: E501
+    rise, widths = (belt - 0.03, height - 0.03), (0.98 * w, 0.86 * w)
+    cabin = _cabin((back, scuttle), top, rise, widths, side, shade)
     return join(body, cabin, wheels(length, width, rng.uniform(0.32, 0.36)))
 
 
 def truck(rng: np.random.Generator) -> Mesh:
     """A lorry: cab, box or flat bed, six wheels."""
     length, width, height = rng.uniform(6.5, 10.0), rng.uniform(2.3, 2.5), rng.uniform(2.9, 3.7)
-    paint, cargo, w = _paint(rng), _paint(rng), width / 2
+    colour, cargo, w = paint(rng), paint(rng), width / 2
     front, back, cab = length / 2, -length / 2, rng.uniform(1.6, 2.1)
     cab_top = rng.uniform(2.5, 2.9)
+    nose = [(front, 0.5, 1.35, 0.95 * w), (front - 0.1, 0.4, 1.4, w), (front - cab, 0.5, 1.4, w)]
+    base, roof = (front - cab, front - 0.05), (front - cab + 0.1, front - 0.35)
     parts = [
-        _hull(
-            [(front, 0.5, 1.35, 0.95 * w), (front - 0.1, 0.4, 1.4, w), (front - cab, 0.5, 1.4, w)],
-            paint,
-            8.0,
-        ),  # fmt: skip # noqa: E501
-        _cabin(
-            (front - cab, front - 0.05),
-            (front - cab + 0.1, front - 0.35),
-            (1.38, cab_top),
-            (w, 0.92 * w),
-            1,
-            paint,
-        ),  # fmt: skip # noqa: E501
+        _hull(nose, colour, 8.0),
+        _cabin(base, roof, (1.38, cab_top), (w, 0.92 * w), 1, colour),
         box((back, -0.45, 0.6), (front - cab, 0.45, 0.95), 0.1),
     ]
     bed = (back, front - cab - 0.15)
@@ -302,24 +288,17 @@ def truck(rng: np.random.Generator) -> Mesh:
 # --- persons -------------------------------------------------------------------------------------
 
 
-def _limb(points, radii, shade) -> Mesh:
-    return tube(points, radii, shade, 8)
-
-
-def _head(centre: np.ndarray, scale: float, shade: float) -> Mesh:
-    return ellipsoid(centre, np.array([0.1, 0.08, 0.125]) * scale, shade)
-
-
-def _torso(hip: np.ndarray, neck: np.ndarray, widths: Sequence, depth: float, shade: float) -> Mesh:
-    """An oval trunk from hip to neck; `widths` are half widths across y on the way up."""
-    along = (neck - hip) / np.linalg.norm(neck - hip)
-    ahead = np.cross((0, 1, 0), along)
+def _torso(hip: np.ndarray, neck: np.ndarray, stout: float, shade: float) -> Mesh:
+    """An oval trunk from hip to neck, wider at the shoulders."""
+    up = (neck - hip) / np.linalg.norm(neck - hip)
+    ahead, across = np.cross((0, 1, 0), up), np.array([0, 1, 0])
     turn = np.linspace(0, 2 * np.pi, 12, endpoint=False)[:, None]
     rings = [
-        hip + t * (neck - hip)
-        + np.cos(turn) * ahead * depth * min(1, 0.5 + w / widths[1] / 2)
-        + np.sin(turn) * np.array([0, w, 0])
-        for t, w in zip(np.linspace(0, 1, len(widths)), widths, strict=True)
+        hip + t * (neck - hip) + stout * (np.cos(turn) * ahead * d + np.sin(turn) * across * w)
+        for t, w, d in [
+            (0, 0.16, 0.115), (0.25, 0.165, 0.115), (0.5, 0.18, 0.12), (0.8, 0.2, 0.12),
+            (1, 0.07, 0.08),
+        ]
     ]  # fmt: skip
     return _skin(np.array(rings), shade)
 
@@ -331,19 +310,22 @@ def person(rng: np.random.Generator) -> Mesh:
     cloth, trousers, skin = rng.uniform(0.1, 0.7), rng.uniform(0.05, 0.4), 0.45
     swing = rng.uniform(-0.45, 0.45)  # half the angle between the legs
     hip, neck = np.array([0, 0, 0.92]), np.array([rng.uniform(0, 0.05), 0, 1.47])
-    parts = [_torso(hip, neck, np.array([0.16, 0.165, 0.18, 0.2, 0.07]) * stout, 0.115 * stout, cloth)]  # fmt: skip # noqa: E501
-    parts += [tube([neck, neck + (0, 0, 0.1)], 0.055, skin), _head(neck + (0.01, 0, 0.17), 1, skin)]
+    parts = [_torso(hip, neck, stout, cloth)]
+    parts += [
+        tube([neck, neck + (0, 0, 0.1)], 0.055, skin),
+        ellipsoid(neck + (0.01, 0, 0.17), (0.1, 0.08, 0.125), skin),
+    ]
     for side, angle in ((-1, swing), (1, -swing)):
         top = hip + (0, side * 0.095, 0.02)
         knee = top + 0.45 * np.array([np.sin(angle), 0, -np.cos(angle)])
         bend = angle - max(0, -angle) * 0.7
         foot = knee + 0.43 * np.array([np.sin(bend), 0, -np.cos(bend)])
-        parts.append(_limb([top, knee, foot], np.array([0.085, 0.06, 0.045]) * stout, trousers))
+        parts.append(tube([top, knee, foot], np.array([0.085, 0.06, 0.045]) * stout, trousers))
         parts.append(ellipsoid(foot + (0.06, 0, -0.01), (0.13, 0.045, 0.05), 0.08, 8))
         shoulder = neck + (0, side * 0.19 * stout, -0.06)
         elbow = shoulder + 0.3 * np.array([np.sin(-angle), side * 0.12, -np.cos(angle)])
         hand = elbow + 0.29 * np.array([np.sin(0.25 - angle), 0.05 * side, -np.cos(0.25 - angle)])
-        parts.append(_limb([shoulder, elbow, hand], np.array([0.058, 0.045, 0.035]) * stout, cloth))
+        parts.append(tube([shoulder, elbow, hand], np.array([0.058, 0.045, 0.035]) * stout, cloth))
     if rng.random() < 0.3:
         parts.append(box((-0.34, -0.15, 1.0), (-0.1, 0.15, 1.45), 0.15))
     body = join(*parts).scaled(h)
@@ -358,8 +340,9 @@ def cyclist(rng: np.random.Generator) -> Mesh:
     crank, seat = np.array([-0.08, 0, 0.3]), np.array([-0.28, 0, 0.95])
     head, bar = np.array([0.36, 0, 0.82]), np.array([0.36, 0, rng.uniform(0.98, 1.08)])
     parts = [hoop(rear, r, 0.022, RUBBER), hoop(axle, r, 0.022, RUBBER)]
-    frame = [(rear, crank), (rear, seat * (1, 1, 0.85)), (crank, seat), (crank, head), (head, axle), (seat * (1, 1, 0.85), head), (head, bar)]  # fmt: skip # noqa: E501
-    parts += [tube(pair, 0.018, metal, 6) for pair in frame]
+    lug = seat * (1, 1, 0.85)  # where saddle tube, top tube and rear stays meet
+    frame = [(rear, crank), (rear, lug), (crank, seat), (crank, head), (head, axle), (lug, head)]
+    parts += [tube(pair, 0.018, metal, 6) for pair in [*frame, (head, bar)]]
     parts += [
         tube([bar + (0, -0.28, 0), bar + (0, 0.28, 0)], 0.016, 0.1, 6),
         ellipsoid(seat + (0, 0, 0.02), (0.13, 0.08, 0.04), 0.1, 8),
@@ -367,32 +350,31 @@ def cyclist(rng: np.random.Generator) -> Mesh:
     lean = rng.uniform(0.2, 0.6)
     hip = seat + (0, 0, 0.12)
     neck = hip + 0.54 * np.array([np.sin(lean), 0, np.cos(lean)])
-    parts.append(_torso(hip, neck, np.array([0.16, 0.165, 0.18, 0.2, 0.07]), 0.115, cloth))
+    parts.append(_torso(hip, neck, 1.0, cloth))
     parts += [
         tube([neck, neck + (0.03, 0, 0.1)], 0.055, 0.45),
-        _head(neck + (0.06, 0, 0.17), 1.1, 0.4),
+        ellipsoid(neck + (0.06, 0, 0.17), (0.11, 0.09, 0.14), 0.4),
     ]
     pedal = rng.uniform(0, 2 * np.pi)
     for side in (-1, 1):
         turn = pedal + (np.pi if side > 0 else 0)
         foot = crank + (0.17 * np.cos(turn), side * 0.11, 0.17 * np.sin(turn) + 0.05)
         top = hip + (0, side * 0.09, -0.03)
-        parts.append(_limb([top, _joint(top, foot, 0.45, 0.45, 1), foot], (0.085, 0.06, 0.045), trousers))  # fmt: skip # noqa: E501
+        knee = _joint(top, foot, 0.45, 1)
+        parts.append(tube([top, knee, foot], (0.085, 0.06, 0.045), trousers))
         parts.append(ellipsoid(foot + (0.06, 0, -0.03), (0.13, 0.045, 0.045), 0.08, 8))
         shoulder, hand = neck + (0, side * 0.19, -0.05), bar + (0, side * 0.25, 0.02)
-        elbow = _joint(shoulder, hand, 0.32, 0.32, -1)
-        parts.append(_limb([shoulder, elbow, hand], (0.055, 0.045, 0.035), cloth))
+        elbow = _joint(shoulder, hand, 0.32, -1)
+        parts.append(tube([shoulder, elbow, hand], (0.055, 0.045, 0.035), cloth))
     body = join(*parts).scaled(rng.uniform(0.95, 1.05))
     return body.moved((0, 0, -body.vertices[:, 2].min()))
 
 
-def _joint(a: np.ndarray, b: np.ndarray, upper: float, lower: float, forward: int) -> np.ndarray:
-    """Knee (forward 1) or elbow (-1) between two ends of a limb."""
+def _joint(a: np.ndarray, b: np.ndarray, bone: float, forward: int) -> np.ndarray:
+    """Knee (forward 1) or elbow (-1) between the ends of a limb of two equal bones."""
     gap = np.linalg.norm(b - a)
-    along = (upper**2 - lower**2 + gap**2) / (2 * gap)
-    off = np.sqrt(max(upper**2 - along**2, 0))
-    bend = np.cross((0, 1, 0), (b - a) / gap) * (-forward)
-    return a + (b - a) / gap * along + off * bend
+    bend = np.cross((0, 1, 0), (a - b) / gap) * forward
+    return (a + b) / 2 + bend * np.sqrt(max(bone**2 - gap**2 / 4, 0))
 
 
 # --- what stands still ---------------------------------------------------------------------------
@@ -431,7 +413,7 @@ def building(rng: np.random.Generator) -> Mesh:
     ridge = high + (rng.uniform(1.5, 3) if rng.random() < 0.6 else 0.05)
     roof = [*top, (-x, 0, ridge), (x, 0, ridge)]
     faces = [(0, 1, 5), (0, 5, 4), (2, 3, 4), (2, 4, 5), (1, 2, 5), (3, 0, 4)]
-    return join(*parts, _mesh(roof, faces, 0.25))
+    return join(*parts, solid(roof, faces, 0.25))
 
 
 def bush(rng: np.random.Generator) -> Mesh:
@@ -455,7 +437,8 @@ def tree(rng: np.random.Generator) -> Mesh:
         turn = rng.uniform(0, 2 * np.pi)
         tip = start + crown * 0.8 * np.array([np.cos(turn), np.sin(turn), rng.uniform(0.4, 1)])
         parts.append(tube([start, tip], (0.45 * radius, 0.15 * radius), 0.25, 6))
-    centres = _foliage(rng, (*path[2, :2], fork + 0.9 * crown[2]), crown, int(rng.uniform(1500, 3000)))  # fmt: skip # noqa: E501
+    middle = (*path[2, :2], fork + 0.9 * crown[2])
+    centres = _foliage(rng, middle, crown, int(rng.integers(1500, 3000)))
     return join(*parts, leaves(centres, rng.uniform(0.08, 0.13), rng.uniform(0.2, 0.5), rng))
 
 
@@ -471,7 +454,9 @@ def furniture(rng: np.random.Generator) -> Mesh:
         x, y, z = rng.uniform(0.3, 0.7), rng.uniform(0.15, 0.25), rng.uniform(0.9, 1.5)
         return box((-x, -y, 0), (x, y, z), shade)
     half = rng.uniform(0.7, 1.0)
-    legs = [box((s * half * 0.8 - 0.04, -0.2, 0), (s * half * 0.8 + 0.04, 0.2, 0.42), shade) for s in (-1, 1)]  # fmt: skip # noqa: E501
+    legs = [
+        box((x - 0.04, -0.2, 0), (x + 0.04, 0.2, 0.42), shade) for x in (0.8 * half, -0.8 * half)
+    ]
     seat, rest = ((-half, -0.22, 0.42), (half, 0.22, 0.47)), ((-half, 0.2, 0.5), (half, 0.25, 0.9))
     return join(*legs, box(*seat, shade), box(*rest, shade))
 

@@ -18,8 +18,10 @@ from apusmog_core import shapes
 from apusmog_core.shapes import Mesh
 
 GROUND_REFLECTIVITY = 0.2
+STORED_REFLECTIVITY = 0.3  # of meshes from files, before each is painted
 FAINT = 0.01  # signal, relative to white paint at 100 m, that is lost half the time
 HERE = (0.0, 0.0, 0.0)
+HEADROOM = 2.2
 
 # --- sensors -------------------------------------------------------------------------------------
 
@@ -133,14 +135,17 @@ class Placed:
         return self.mesh.moved((self.x, self.y, 0), self.heading)
 
     def after(self, seconds: float) -> Placed:
+        if not self.speed:
+            return self
         way = self.speed * seconds
         x, y = self.x + way * np.cos(self.heading), self.y + way * np.sin(self.heading)
         return replace(self, x=x, y=y)
 
-    def footprint(self, margin: float = 0.0) -> np.ndarray:
-        """Least and greatest x and y: (2, 2)."""
-        plan = self.world.vertices[:, :2]
-        return np.stack([plan.min(0) - margin, plan.max(0) + margin])
+    @cached_property
+    def footprint(self) -> np.ndarray:
+        """Least and greatest x and y (2, 2) of what is in the way of others: crowns are not."""
+        low = self.world.vertices[self.world.vertices[:, 2] < HEADROOM, :2]
+        return np.stack([low.min(0), low.max(0)])
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,7 @@ class Hits:
     """What each ray met first; range is inf where it met nothing."""
 
     range: np.ndarray  # (n,) float32
-    instance: np.ndarray  # (n,) int, 0 is ground
+    instance: np.ndarray  # (n,) uint32, 0 is ground
     reflectivity: np.ndarray  # (n,) float32, 0 is glass or nothing
     incidence: np.ndarray  # (n,) float32, cosine between ray and normal
 
@@ -156,18 +161,21 @@ class Hits:
 class Scene:
     """Flat ground and placed meshes; object i of the list is instance i + 1."""
 
-    def __init__(self, objects: Sequence[Placed], ground: float = 300.0):
+    def __init__(self, objects: Sequence[Placed]):
         import open3d
 
         self.objects = tuple(objects)
         self.names = ("ground", *(o.name for o in self.objects))
-        far = ground * np.array([(-1, -1, 0), (1, -1, 0), (1, 1, 0), (-1, 1, 0)])
-        plane = shapes._mesh(far, [(0, 1, 2), (0, 2, 3)], GROUND_REFLECTIVITY)
+        reach = 250.0 + max((max(abs(o.x), abs(o.y)) for o in self.objects), default=0.0)
+        far = reach * np.array([(-1, -1, 0), (1, -1, 0), (1, 1, 0), (-1, 1, 0)])
+        plane = shapes.solid(far, [(0, 1, 2), (0, 2, 3)], GROUND_REFLECTIVITY)
         parts = [plane, *(o.world for o in self.objects)]
         # One soup of triangles is one tree for the ray caster; ids are looked up by triangle.
         soup = shapes.join(*parts)
         counts = [len(m.triangles) for m in parts]
-        self._instance = np.append(np.repeat(np.arange(len(parts)), counts), 0)
+        self._instance = np.append(
+            np.repeat(np.arange(len(parts), dtype=np.uint32), counts), np.uint32(0)
+        )
         self._reflectivity = np.append(soup.reflectivity, np.float32(0))
         self._caster = open3d.t.geometry.RaycastingScene(nthreads=0)
         self._caster.add_triangles(soup.vertices, soup.triangles.astype(np.uint32))
@@ -207,7 +215,7 @@ class SimulatedScan:
     intensity: np.ndarray  # (n,) float32, 0 to 1
     ring: np.ndarray  # (n,) int, 0 is the highest
     azimuth: np.ndarray  # (n,) float32, radians
-    instance: np.ndarray  # (n,) int, 0 is ground
+    instance: np.ndarray  # (n,) uint32, 0 is ground
     names: tuple[str, ...]  # class of each instance: names[instance]
     stamp: float = 0.0
 
@@ -263,7 +271,7 @@ def visible_surface(
     if not 1 <= instance <= len(scene.objects):
         raise ValueError(f"instance {instance} is not in the scene (1 to {len(scene.objects)})")
     vertices = scene.objects[instance - 1].world.vertices - _origin(sensor, at)
-    directions = _turned(_window(sensor, _turned(vertices, -at[2]), oversample), 0.0)
+    directions = _window(sensor, _turned(vertices, -at[2]), oversample)
     hits = scene.hits(_turned(directions, at[2]), _origin(sensor, at))
     seen = (hits.instance == instance) & (hits.reflectivity > 0)
     seen &= (hits.range >= sensor.min_range) & (hits.range <= sensor.max_range)
@@ -275,10 +283,13 @@ def _window(sensor: Sensor, vertices: np.ndarray, oversample: tuple[int, int]) -
     rings = len(sensor.elevation)
     fine = np.linspace(0, rings - 1, (rings - 1) * oversample[0] + 1)
     elevation = np.interp(fine, np.arange(rings), sensor.elevation)
-    tilt = np.arctan2(vertices[:, 2], np.linalg.norm(vertices[:, :2], axis=1))
-    # The nearest edge of a large face can be higher than all its corners, hence the slack.
-    slack = np.radians(2.0)
-    elevation = elevation[(elevation > tilt.min() - slack) & (elevation < tilt.max() + slack)]
+    # By the nearest point of the bounding box: an edge can be seen higher up than both its ends.
+    low, high = vertices.min(0), vertices.max(0)
+    near = np.linalg.norm(np.maximum(0, np.maximum(low, -high))[:2])
+    far = np.linalg.norm(np.maximum(np.abs(low), np.abs(high))[:2])
+    least = np.arctan2(low[2], near if low[2] < 0 else far)
+    most = np.arctan2(high[2], near if high[2] > 0 else far)
+    elevation = elevation[(elevation >= least) & (elevation <= most)]
     middle = np.arctan2(vertices[:, 1].mean(), vertices[:, 0].mean())
     turn = np.arctan2(vertices[:, 1], vertices[:, 0]) - middle
     turn = (turn + np.pi) % (2 * np.pi) - np.pi
@@ -290,69 +301,71 @@ def _window(sensor: Sensor, vertices: np.ndarray, oversample: tuple[int, int]) -
 
 # --- streets -------------------------------------------------------------------------------------
 
-# Lanes of a street along x, right-hand traffic, sensor on y = 0: offset of the middle, half width.
-OWN_LANE, ONCOMING_LANE = 0.0, 3.4
-RIGHT_KERB, LEFT_KERB = -4.9, 8.3
+# Right-hand traffic along x, the sensor on y = 0. From the middle of the road outwards: lanes,
+# cyclists, parked vehicles, kerb, furniture, pavement, gardens, houses; each strip has room for
+# the widest of its kind, so that what moves passes what stands.
+LANES = ((0.0, 0.0), (3.5, np.pi))  # y and heading
+KERBS = ((-5.4, -1, 0.0), (8.9, 1, np.pi))  # y, side and heading
 STREET_SPEED = 8.0
+VEHICLES = ("car", "car", "car", "van", "truck")
 
 
 def street(seed: int = 0, meshes: str | Path | None = None, length: float = 120.0) -> Scene:
-    """A street along x, `length` metres with the sensor's start in the middle: traffic, parked
-    vehicles, persons, cyclists, furniture, trees, bushes, walls and houses, none overlapping."""
+    """A street along x, `length` metres with the origin in the middle: traffic, parked vehicles,
+    persons, cyclists, furniture, trees, bushes, walls and houses, none overlapping.
+
+    `meshes` is a folder (see `load_meshes`) to draw from beside the built-in shapes."""
     rng = np.random.default_rng(seed)
-    pick = _Catalogue(meshes, rng)
-    lot = _Lot(rng, length / 2)
-    blocks = length / 120.0
+    lot = _Lot(rng, length, _Catalogue(meshes, rng))
 
-    def count(low, high):
-        return int(rng.integers(round(low * blocks), round(high * blocks) + 1))
+    def anyhow() -> float:
+        return rng.uniform(-np.pi, np.pi)
 
-    traffic = ["car", "car", "car", "van", "truck"]
-    for lane, heading in ((OWN_LANE, 0.0), (ONCOMING_LANE, np.pi)):
-        for _ in range(count(2, 6)):
-            lot.put(*pick(rng.choice(traffic)), (lane, 0.2), heading, STREET_SPEED, gap=2.0)
-    for kerb, side, heading in ((RIGHT_KERB, -1, 0.0), (LEFT_KERB, 1, np.pi)):
-        for _ in range(count(2, 5)):
-            lot.put(*pick("cyclist"), (kerb - side * 2.4, 0.15), heading, 4.0)
-        for _ in range(count(5, 14)):
-            turned = heading + np.pi * rng.integers(0, 2) + rng.normal(0, 0.03)
-            lot.put(*pick(rng.choice(traffic)), (kerb - side * 1.0, 0.1), turned, gap=0.6)
-        for _ in range(count(6, 16)):
-            kind = rng.choice(["pole", "tree", "furniture", "bush"])
-            lot.put(*pick(kind), (kerb + side * 1.2, 0.4), rng.uniform(-np.pi, np.pi))
-        for _ in range(count(4, 12)):
-            walk = np.pi * rng.integers(0, 2)
-            lot.put(*pick("person"), (kerb + side * 3.2, 0.6), walk + rng.normal(0, 0.05), 1.3)
-        for _ in range(count(2, 6)):
-            lot.put(*pick("person"), (kerb + side * 0.1, 0.5), rng.uniform(-np.pi, np.pi))
-        for _ in range(count(2, 8)):
-            kind = rng.choice(["wall", "bush", "bush", "tree"])
-            lot.put(*pick(kind), (kerb + side * 5.5, 0.8), rng.normal(0, 0.05))
-        for _ in range(count(3, 9)):
-            lot.put(*pick("building"), (kerb + side * rng.uniform(13, 20), 1.0), heading)
+    def along(heading: float, spread: float = 0.03) -> float:
+        return heading + rng.choice([0, np.pi]) + rng.normal(0, spread)
+
+    for y, heading in LANES:
+        lot.fill((2, 6), VEHICLES, y, 0.15, lambda h=heading: h, STREET_SPEED, gap=2.0)
+    for kerb, side, heading in KERBS:
+        lot.fill((2, 5), ["cyclist"], kerb - side * 3.0, 0.06, lambda h=heading: h, 4.0)
+        lot.fill((5, 14), VEHICLES, kerb - side * 1.3, 0.08, lambda h=heading: along(h), gap=0.6)
+        lot.fill((6, 16), ["pole", "tree", "furniture"], kerb + side * 1.0, 0.2, anyhow)
+        lot.fill((2, 6), ["person"], kerb + side * 0.3, 0.5, anyhow)
+        lot.fill((1, 5), ["bush"], kerb + side * 1.3, 0.1, lambda: along(0.0))
+        lot.fill((4, 12), ["person"], kerb + side * 3.4, 0.3, lambda: along(0.0), 1.3)
+        lot.fill((2, 8), ["wall", "bush", "bush", "tree"], kerb + side * 6, 0.6, lambda: along(0.0))
+        lot.fill((3, 9), ["building"], kerb + side * 15, 2.0, lambda h=heading: h)
     return Scene(lot.objects)
 
 
 class _Lot:
     """Ground on which things are put down where there is room."""
 
-    CLEAR = np.array([(-3.5, -2.0), (4.5, 2.0)])  # where the sensor's own vehicle stands
+    OWN_VEHICLE = np.array([(-3.5, -1.5), (4.5, 1.5)])  # nothing stands where the sensor does
 
-    def __init__(self, rng: np.random.Generator, reach: float):
-        self.rng, self.reach = rng, reach
+    def __init__(self, rng: np.random.Generator, length: float, pick: _Catalogue):
+        self.rng, self.length, self.pick = rng, length, pick
         self.objects: list[Placed] = []
-        self.taken = [self.CLEAR]
+        self.taken = [self.OWN_VEHICLE]
 
-    def put(self, name, mesh, across, heading, speed=0.0, gap=0.3) -> None:
-        """At a free x, and y drawn from `across` (mean, deviation); not at all if none is found."""
+    def fill(self, count, kinds, y, spread, heading, speed=0.0, gap=0.3) -> None:
+        """Put down a number of things, `count` (least, most) for 120 m, along a strip at y."""
+        least, most = np.round(np.array(count) * self.length / 120).astype(int)
+        for _ in range(self.rng.integers(least, most + 1)):
+            kind = str(self.rng.choice(kinds))
+            thing = Placed(self.pick(kind), kind, 0, 0, heading(), speed)
+            self._put(thing, y, spread, gap)
+
+    def _put(self, thing: Placed, y: float, spread: float, gap: float) -> None:
+        """At a free place of the strip; left out if none is found soon."""
         for _ in range(12):
-            x, y = self.rng.uniform(-self.reach, self.reach), self.rng.normal(*across)
-            new = Placed(mesh, name, x, y, heading, speed)
-            low, high = new.footprint(gap / 2)
+            x = self.rng.uniform(-self.length / 2, self.length / 2)
+            place = np.array([x, self.rng.normal(y, spread)])
+            low, high = thing.footprint + place + [[-gap / 2], [gap / 2]]
             taken = np.array(self.taken)  # (t, 2, 2)
             if not ((taken[:, 1] > low) & (taken[:, 0] < high)).all(-1).any():
-                self.taken.append(new.footprint(gap / 2))
-                self.objects.append(new)
+                self.taken.append(np.stack([low, high]))
+                self.objects.append(replace(thing, x=place[0], y=place[1]))
                 return
 
 
@@ -363,15 +376,13 @@ class _Catalogue:
         self.rng = rng
         self.folder = load_meshes(str(folder)) if folder else {}
 
-    def __call__(self, kind: str) -> tuple[str, Mesh]:
-        kind = str(kind)
+    def __call__(self, kind: str) -> Mesh:
         stored = self.folder.get(kind, ())
-        if stored and self.rng.random() < 0.6:
-            mesh = stored[self.rng.integers(len(stored))]
-            mesh = mesh.scaled(self.rng.uniform(0.93, 1.07, 3))
-            shade = np.float32(shapes._paint(self.rng) / 0.3)
-            return kind, replace(mesh, reflectivity=mesh.reflectivity * shade)
-        return kind, shapes.BUILDERS[kind](self.rng)
+        if not stored or self.rng.random() < 0.4:
+            return shapes.BUILDERS[kind](self.rng)
+        mesh = stored[self.rng.integers(len(stored))].scaled(self.rng.uniform(0.93, 1.07, 3))
+        shade = np.float32(shapes.paint(self.rng) / STORED_REFLECTIVITY)
+        return replace(mesh, reflectivity=mesh.reflectivity * shade)
 
 
 # A manifest's first word of a class -> ours. Trees are left out: their leaves are painted on cards.
@@ -403,7 +414,7 @@ def _load(path: Path, kind: str, add_wheels: bool) -> Mesh:
     if not path.is_file():
         raise ValueError(f"{path} is missing, though MANIFEST.tsv names it")
     read = open3d.io.read_triangle_mesh(str(path))
-    mesh = shapes._mesh(np.asarray(read.vertices), np.asarray(read.triangles), 0.3)
+    mesh = shapes.solid(np.asarray(read.vertices), np.asarray(read.triangles), STORED_REFLECTIVITY)
     if not len(mesh.triangles):
         raise ValueError(f"{path} holds no triangles; remove it or its row of MANIFEST.tsv")
     if kind == "car":
