@@ -37,7 +37,7 @@ $(READY): setup.py constraints.txt
 	@$(system_packages)
 	@test -e $@ || { $(find_python); $$python -m venv --clear $(if $(ROS_DISTRO),--system-site-packages) .venv; }
 	$(PYTHON) -m pip install --quiet --upgrade pip
-	$(PYTHON) -m pip install -c constraints.txt -e '.[dev$(if $(ROS_DISTRO),,,ros)]'
+	$(PYTHON) -m pip install --prefer-binary -c constraints.txt -e '.[dev$(if $(ROS_DISTRO),,,ros)]'
 	@touch $@
 
 # A name on the PATH may have no interpreter behind it (pyenv), and a ROS is built for one Python.

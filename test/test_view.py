@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page, in a real browser: a script added to a copy of it moves its controls and reports."""
+
+import json
+import re
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from apusmog_core.view import Dense, Frame, picture, write_page
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+FLAGS = """--headless --no-sandbox --disable-gpu --use-angle=swiftshader --enable-unsafe-swiftshader
+    --disable-quic --no-first-run --disable-background-networking --disable-component-update
+    --disable-sync --enable-logging=stderr --window-size=800,600 --virtual-time-budget=20000
+    --dump-dom""".split()
+
+PROBE = """<script>
+const report = { errors: [] };
+addEventListener("error", (e) => report.errors.push(e.message));
+addEventListener("unhandledrejection", (e) => report.errors.push(String(e.reason)));
+const settled = () => new Promise((done) => setTimeout(done, 300));
+function drawn() {                       // how many pixels are lit, and a sum that any change moves
+  const pixels = new Uint8Array(4 * canvas.width * canvas.height);
+  gl.readPixels(0, 0, canvas.width, canvas.height, gl.RGBA, gl.UNSIGNED_BYTE, pixels);
+  let lit = 0, sum = 0;
+  for (let i = 0; i < pixels.length; i += 4) {
+    if (pixels[i] + pixels[i + 1] + pixels[i + 2] < 90) continue;
+    lit++;
+    sum = (sum * 31 + i + pixels[i]) % 1e9;
+  }
+  const text = (id) => $(id).textContent;
+  return { lit, sum, ratio: text("ratio-text"), generated: text("generated-count") };
+}
+async function set(id, value) {
+  const box = $(id);
+  if (box.type === "checkbox") box.checked = value; else box.value = value;
+  box.dispatchEvent(new Event("input"));
+  await settled();
+  return drawn();
+}
+function drag(kind, x, y) {
+  const pointer = { pointerId: 1, clientX: x, clientY: y, buttons: 1 };
+  canvas.dispatchEvent(new PointerEvent(kind, pointer));
+}
+(async () => {
+  canvas.setPointerCapture = () => {};   // a made-up pointer cannot be captured
+  await settled();
+  report.start = drawn();
+  report.ratios = [];
+  for (let i = 0; i <= $("ratio").max; i++) report.ratios.push(await set("ratio", i));
+  report.frame = await set("frame", 1);
+  await set("frame", 0);
+  report.no_scan = await set("scan", false);
+  report.no_generated = await set("generated", false);
+  report.nothing = await set("measured", false);
+  await set("scan", true);
+  report.before_drag = drawn();
+  drag("pointerdown", 400, 300); drag("pointermove", 500, 300); drag("pointerup", 500, 300);
+  draw();                                // under virtual time no animation frame may come
+  report.after_drag = drawn();
+  canvas.dispatchEvent(new WheelEvent("wheel", { deltaY: -600 }));
+  draw();
+  report.after_zoom = drawn();
+  const end = document.createElement("pre");
+  end.id = "report";
+  end.textContent = JSON.stringify(report);
+  document.body.append(end);
+})();
+</script>"""
+
+
+def street(seed: int) -> Frame:
+    """A flat scan with two boxes on it, dense by 2 and by 8."""
+    rng = np.random.default_rng(seed)
+    scan = rng.uniform((-20, -20, 0), (20, 20, 0.05), (4000, 3)).astype(np.float32)
+    corners = np.array([(5, 2, 0), (8, -4, 0)], np.float32)
+    dense = {}
+    for ratio in (2.0, 8.0):
+        count = int(100 * ratio)
+        points = [corner + rng.uniform(0, (4, 2, 1.5), (count, 3)) for corner in corners]
+        instance = np.repeat([1, 2], count)
+        generated = np.tile(np.arange(count) >= 100, 2)
+        dense[ratio] = Dense(np.vstack(points).astype(np.float32), instance, generated)
+    return Frame(f"frame {seed}", scan, dense)
+
+
+def in_browser(page, tmp_path, probe: str) -> SimpleNamespace:
+    """What a probe added to a copy of the page reported, and what the console said."""
+    probed = tmp_path / "probed.html"
+    probed.write_text(page.read_text().replace("</body>", probe + "</body>"))
+    profile = tmp_path / "profile"
+    run = subprocess.run(
+        [BROWSER, *FLAGS, f"--user-data-dir={profile}", probed.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    found = re.search(r"<pre id=\"report\">(.*?)</pre>", run.stdout, re.S)
+    assert found, f"the page did not get to its end:\n{run.stdout[-500:]}\n{run.stderr[-2000:]}"
+    console = [line for line in run.stderr.splitlines() if "CONSOLE" in line]
+    # reading pixels back is slow, and the software driver says so: that is this test, not the page
+    console = [line for line in console if "GPU stall due to ReadPixels" not in line]
+    return SimpleNamespace(**json.loads(found[1]), console=console)
+
+
+@needs_browser
+def test_the_page_draws_and_its_controls_change_what_is_drawn(tmp_path):
+    page = write_page([street(0), street(1)], tmp_path / "view.html", title="</script> & 'x'")
+    seen = in_browser(page, tmp_path, PROBE)
+    assert seen.console == [] and seen.errors == []
+    assert seen.start["lit"] > 1000
+    assert [stop["ratio"] for stop in seen.ratios] == ["as measured", "× 2", "× 8"]
+    assert [stop["generated"] for stop in seen.ratios] == ["0", "200", "1,400"]
+    assert seen.ratios[0]["lit"] < seen.ratios[1]["lit"] < seen.ratios[2]["lit"]
+    assert seen.frame["sum"] != seen.ratios[2]["sum"]
+    assert seen.nothing["lit"] == 0 < seen.no_generated["lit"] < seen.no_scan["lit"]
+    assert seen.before_drag["sum"] != seen.after_drag["sum"] != seen.after_zoom["sum"]
+
+
+@needs_browser
+def test_a_cloud_without_objects_is_shown_alone(tmp_path):
+    sphere = np.random.default_rng(0).normal(size=(3000, 3))
+    sphere /= np.linalg.norm(sphere, axis=1, keepdims=True)
+    page = write_page([Frame("sphere", sphere)], tmp_path / "view.html")
+    probe = PROBE[: PROBE.index("  report.ratios")] + PROBE[PROBE.index("  const end") :]
+    seen = in_browser(page, tmp_path, probe)
+    assert seen.console == [] and seen.errors == [] and seen.start["lit"] > 1000
+
+
+def test_the_page_needs_no_network(tmp_path):
+    text = write_page([street(0)], tmp_path / "view.html").read_text()
+    assert not re.search(r"https?://|src=|@import|fetch\(", text)
+
+
+def test_big_scans_are_thinned_to_keep_the_page_small(tmp_path):
+    scan = np.random.default_rng(0).uniform(-60, 60, (200_000, 3)).astype(np.float32)
+    frames = [Frame(str(i), scan) for i in range(10)]
+    small = write_page(frames, tmp_path / "small.html", scan_points=100_000).stat().st_size
+    assert small < 1_500_000  # 10 x 10 000 points of 8 bytes in base64
+
+
+def test_the_page_refuses_to_be_empty(tmp_path):
+    with pytest.raises(ValueError, match="no point"):
+        write_page([Frame("empty", np.zeros((0, 3)))], tmp_path / "view.html")
+
+
+def test_the_picture_shows_more_on_the_right_than_on_the_left(tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    frame = street(0)
+    pixels = image.imread(picture(frame.scan, frame.dense[8.0], tmp_path / "out.png"))[..., :3]
+    coloured = np.ptp(pixels, axis=2) > 0.2  # the scan and the background are grey
+    half = pixels.shape[1] // 2
+    top = slice(0, pixels.shape[0] // 2)
+    assert 0 < coloured[top, :half].sum() < coloured[top, half:].sum()
