@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from apusmog_core import baselines, cli
+from apusmog_core.data import read_points, write_points
+
+COMMANDS = "upsample mesh train finetune info simulate bag export view demo bench".split()
+EVALUATIONS = ["pugan", "pu1k", "rings", "ablation"]
+
+
+class Midpoint:
+    """Stands in for a network: these tests are about files and exit codes."""
+
+    def upsample(self, points, ratio=4.0, keep_input=False, origin=None):
+        return baselines.midpoint(points, round(ratio * len(points)))
+
+
+@pytest.fixture
+def midpoint(monkeypatch):
+    monkeypatch.setattr(cli, "_load", lambda args: Midpoint())
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    path = tmp_path / "cloud.ply"
+    points = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    write_points(path, points, intensity=points[:, 0])
+    return path
+
+
+def error_line(capsys) -> str:
+    """What the command said on stderr, which must be one line."""
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1, said
+    assert said[0].startswith("apusmog: error: ")
+    return said[0]
+
+
+@pytest.mark.parametrize(
+    "command", [[c] for c in COMMANDS] + [["evaluate", e] for e in EVALUATIONS]
+)
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*command, "--help"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: apusmog {' '.join(command)}")
+
+
+def test_help_loads_no_heavy_library():
+    code = (
+        "import sys; from apusmog_core.cli import build_parser; build_parser().format_help();"
+        "print([m for m in ('torch', 'numpy', 'scipy', 'open3d') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        ([], "COMMAND"),
+        (["sharpen"], "sharpen"),
+        (["upsample", "a.xyz"], "OUT"),
+        (["upsample", "a.xyz", "b.xyz", "--ratio", "0"], "0 is not a ratio above 0"),
+        (["upsample", "a.xyz", "b.xyz", "--ratio", "nan"], "nan is not a ratio above 0"),
+        (["simulate", "out", "--frames", "0"], "0 is not a count of 1 or more"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(arguments, complaint, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    assert complaint in error_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        (["upsample", "{}/none.xyz", "{}/out.xyz"], "none.xyz: no such file or folder"),
+        (["upsample", "{}/cloud.ply", "{}/out.doc"], "out.doc: unknown kind of file"),
+        (["mesh", "{}/cloud.ply", "{}/out.doc"], "out.doc: unknown kind of mesh"),
+        (["train", "{}/none.yaml"], "none.yaml"),
+        (["evaluate", "pugan", "{}", "--baselines"], "no folder input_2048"),
+        (["evaluate", "pugan", "{}", "--baselines", "--out", "{}/a.xls"], "a.xls: results are"),
+        (["evaluate", "rings", "--baselines"], "give SCANS, or --simulate"),
+        (["evaluate", "rings", "{}", "--holdout", "{}", "--baselines"], "no FRAME.npz in it"),
+        (["simulate", "{}/out", "--sensor", "X1"], "unknown sensor 'X1'"),
+        (["view", "{}/none.bag"], "none.bag: no such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, complaint, capsys, tmp_path, cloud):
+    assert cli.main([text.format(tmp_path) for text in arguments]) == 2
+    assert complaint in error_line(capsys)
+
+
+def test_interrupting_exits_with_130(monkeypatch, cloud, tmp_path):
+    def interrupt(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_load", interrupt)
+    assert cli.main(["upsample", str(cloud), str(tmp_path / "out.ply")]) == 130
+
+
+@pytest.mark.parametrize("suffix", [".xyz", ".ply", ".pcd", ".bin", ".npy"])
+def test_a_cloud_is_upsampled_to_the_exact_count_in_any_format(suffix, cloud, tmp_path, midpoint):
+    out = tmp_path / "deep" / f"out{suffix}"
+    assert cli.main(["upsample", str(cloud), str(out), "--ratio", "2.5"]) == 0
+    dense = read_points(out)
+    assert len(dense.points) == 125
+    assert set(dense.intensity.round(4)) <= set(read_points(cloud).intensity.round(4))
+
+
+def test_a_folder_is_upsampled_past_a_bad_file_which_is_named(cloud, tmp_path, midpoint, capsys):
+    (tmp_path / "bad.xyz").write_text("not numbers\n")
+    out = tmp_path / "out"
+    assert cli.main(["upsample", str(tmp_path), str(out)]) == 1
+    assert [file.name for file in out.iterdir()] == ["cloud.ply"]
+    assert "bad.xyz" in capsys.readouterr().err
+
+
+def test_a_folder_is_never_overwritten_with_its_own_output(cloud, midpoint, capsys):
+    before = cloud.read_bytes()
+    assert cli.main(["upsample", str(cloud.parent), str(cloud.parent)]) == 2
+    assert "must not be the input folder" in error_line(capsys)
+    assert cloud.read_bytes() == before
+
+
+@pytest.mark.parametrize("origin", [[], ["--origin", "1000", "2000", "-3000"]])
+def test_a_mesh_follows_the_cloud_and_faces_the_sensor(origin, tmp_path, midpoint):
+    o3d = pytest.importorskip("open3d")
+    rng = np.random.default_rng(0)
+    sphere = rng.normal(size=(600, 3))
+    sphere = sphere / np.linalg.norm(sphere, axis=1, keepdims=True) + [1000, 2000, 0]
+    if origin:  # a sensor far below sees the lower half
+        sphere = sphere[sphere[:, 2] < -0.1]
+    write_points(tmp_path / "sphere.ply", sphere)
+    out = tmp_path / "mesh.ply"
+    arguments = ["mesh", str(tmp_path / "sphere.ply"), str(out), "--depth", "5", "--trim", "0.3"]
+    assert cli.main(arguments + origin) == 0
+    mesh = o3d.io.read_triangle_mesh(str(out))
+    outward = np.asarray(mesh.vertices) - [1000, 2000, 0]
+    assert np.abs(np.linalg.norm(outward, axis=1) - 1).mean() < 0.05
+    facing = (np.asarray(mesh.vertex_normals) * outward).sum(axis=1)
+    assert (facing > 0).mean() > 0.95
+
+
+def test_evaluation_on_simulated_rings_prints_and_writes_one_table(tmp_path, capsys):
+    pytest.importorskip("open3d")
+    out = tmp_path / "rings.csv"
+    arguments = ["evaluate", "rings", "--simulate", "1", "--baselines", "--out", str(out)]
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr().out
+    for method in ("nothing", "range-interpolation", "midpoint"):
+        assert method in printed and method in out.read_text()
+    assert "to surface" in printed
+
+
+def test_simulated_scans_are_written_where_they_can_be_read(tmp_path):
+    pytest.importorskip("open3d")
+    from apusmog_core.data import open_scans
+
+    assert cli.main(["simulate", str(tmp_path / "drive"), "--frames", "2"]) == 0
+    assert [len(scan.points) > 10000 for scan in open_scans(tmp_path / "drive")] == [True, True]
