@@ -7,7 +7,7 @@ import csv
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from apusmog_core import baselines, metrics
 
 if TYPE_CHECKING:
+    from apusmog_core.config import TrainConfig
     from apusmog_core.data.pugan import Shape
     from apusmog_core.upsampler import Upsampler
 
@@ -271,6 +272,42 @@ def evaluate_rings(cases: list[RingCase], up: Upsampler | None = None) -> list[R
         for group in groups
         for name, table in tables.items()
     ]
+
+
+# --- ablation ------------------------------------------------------------------------------------
+
+
+def ablation_runs(config: TrainConfig, patches: int) -> dict[str, TrainConfig]:
+    """The full model and the five rows of the paper's ablation table, each at the same budget."""
+    steps = max(1, round(patches / config.batch))
+    config = replace(config, steps=steps, warmup=min(config.warmup, steps // 10))
+    network = config.network
+    runs = {
+        "full model": config,
+        "uniform sphere": replace(config, model=replace(network, uniform_sphere=True)),
+        "N/4 components": replace(config, model=replace(network, component_share=0.25)),
+        "no refinement": replace(config, model=replace(network, refinements=0)),
+        "no reconstruction": replace(config, lambda_reconstruction=0.0),
+        "ACD for upsampling": replace(config, lambda_reconstruction=0.0, loss="acd"),
+    }
+    folder = Path(config.out) / "ablation"
+    return {
+        name: replace(run, out=str(folder / name.lower().replace(" ", "_").replace("/", "")))
+        for name, run in runs.items()
+    }
+
+
+def evaluate_ablation(config: TrainConfig, patches: int, shapes: list[Shape]) -> list[Row]:
+    """Train every run of the ablation and score it on the shapes at ratio 4: one mean row each."""
+    from apusmog_core.train import train
+    from apusmog_core.upsampler import Upsampler
+
+    rows = []
+    for name, run in ablation_runs(config, patches).items():
+        up = Upsampler.load(train(run), device=run.device, seed=run.seed)
+        scored = evaluate_shapes(shapes, {name: up.upsample})
+        rows.append(scored[-1] | {"patches": run.steps * run.batch})
+    return rows
 
 
 # --- tables --------------------------------------------------------------------------------------

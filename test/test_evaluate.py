@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from apusmog_core import evaluate
+from apusmog_core.config import TrainConfig, flatten
 from apusmog_core.data import pu1k, pugan
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -133,6 +134,26 @@ def test_results_are_written_unscaled_as_csv_and_json(tmp_path):
     assert "0.250" in evaluate.format_table(rows)
     with pytest.raises(ValueError, match="csv or .json"):
         evaluate.write_rows(tmp_path / "a.txt", rows)
+
+
+def test_each_ablation_run_differs_from_the_full_model_in_what_it_is_named_for():
+    config = TrainConfig(preset="paper", out="runs/x", batch=64, warmup=500)
+    runs = evaluate.ablation_runs(config, patches=6400)
+    full = flatten(runs["full model"]) | flatten(runs["full model"].network)
+    assert full["steps"] == 100 and full["warmup"] == 10
+    changed = {}
+    for name, run in runs.items():
+        values = flatten(run) | flatten(run.network)
+        changed[name] = {k: v for k, v in values.items() if v != full[k] and k != "out"}
+    assert changed == {
+        "full model": {},
+        "uniform sphere": {"uniform_sphere": True},
+        "N/4 components": {"component_share": 0.25},
+        "no refinement": {"refinements": 0},
+        "no reconstruction": {"lambda_reconstruction": 0.0},
+        "ACD for upsampling": {"lambda_reconstruction": 0.0, "loss": "acd"},
+    }
+    assert len({run.out for run in runs.values()}) == 6
 
 
 def test_training_patches_are_read_as_published_and_other_files_are_refused(tmp_path):
