@@ -332,9 +332,10 @@ def street(seed: int = 0, meshes: str | Path | None = None, length: float = 120.
         lot.fill((6, 16), ["pole", "tree", "furniture"], kerb + side * 1.0, 0.2, anyhow)
         lot.fill((2, 6), ["person"], kerb + side * 0.3, 0.5, anyhow)
         lot.fill((1, 5), ["bush"], kerb + side * 1.3, 0.1, lambda: along(0.0))
-        lot.fill((4, 12), ["person"], kerb + side * 3.4, 0.3, lambda: along(0.0), 1.3)
-        lot.fill((2, 8), ["wall", "bush", "bush", "tree"], kerb + side * 6, 0.6, lambda: along(0.0))
-        lot.fill((3, 9), ["building"], kerb + side * 15, 2.0, lambda h=heading: h)
+        for way, strip in ((0.0, 3.1), (np.pi, 4.2)):
+            lot.fill((2, 6), ["person"], kerb + side * strip, 0.1, lambda h=way: h, 1.3)
+        lot.fill((2, 8), ["wall", "bush", "bush", "tree"], kerb + side * 7, 0.5, lambda: along(0.0))
+        lot.fill((3, 9), ["building"], kerb + side * 16, 2.0, lambda h=heading: h)
     return Scene(lot.objects)
 
 
