@@ -49,8 +49,9 @@ _VLP_32C = (
 )
 # fmt: on
 
+# Range noise of the HDL-64E as it is along the rings of KITTI's walls and roads.
 BEAMS: dict[str, Beams] = {
-    "HDL-64E": Beams(_even(2, -25 / 3, 32) + _even(-53 / 6, -73 / 3, 32), 0.1728, 0.02, 0.9, 120.0),
+    "HDL-64E": Beams(_even(2, -25 / 3, 32) + _even(-53 / 6, -73 / 3, 32), 0.1728, 0.01, 0.9, 120.0),
     "VLP-16": Beams(_even(15, -15, 16), 0.2, 0.02, 0.5, 100.0),
     "VLP-32C": Beams(_VLP_32C, 0.2, 0.02, 0.5, 200.0),
     "OS1-64": Beams(_even(22.5, -22.5, 64), 360 / 1024, 0.02, 0.5, 120.0),
@@ -65,7 +66,8 @@ class Sensor:
     elevation: tuple[float, ...]  # of each ring, falling
     azimuth_step: float
     phase: tuple[float, ...]  # azimuth of the first shot of each ring
-    noise: float = 0.02  # standard deviation of the range
+    bias: tuple[float, ...]  # added to every range of a ring
+    noise: float = 0.02  # standard deviation of the range, shot by shot
     dropout: float = 0.03  # share of returns lost whatever they hit
     min_range: float = 0.9
     max_range: float = 120.0
@@ -80,20 +82,27 @@ class Sensor:
         sensor = cls(
             tuple(np.radians(beams.elevation).tolist()),
             float(np.radians(beams.azimuth_step)),
-            (0.0,) * len(beams.elevation),
+            phase=(0.0,) * len(beams.elevation),
+            bias=(0.0,) * len(beams.elevation),
             noise=beams.noise,
             min_range=beams.min_range,
             max_range=beams.max_range,
         )
         return replace(sensor, **changes)
 
-    def jittered(self, seed: int, degrees: float = 0.03) -> Sensor:
-        """As no two devices are alike: each ring tilted a little and shifted in azimuth."""
+    def jittered(self, seed: int, degrees: float = 0.03, metres: float = 0.02) -> Sensor:
+        """As no two devices are alike: each ring tilted, shifted in azimuth and off in range.
+
+        `degrees` and `metres` are deviations; on KITTI's walls rings differ by about 2 cm."""
         rng = np.random.default_rng(seed)
-        tilt = rng.normal(0, np.radians(degrees), len(self.elevation))
-        phase = rng.uniform(0, self.azimuth_step, len(self.elevation))
-        elevation = np.sort(self.elevation + tilt)[::-1]
-        return replace(self, elevation=tuple(elevation.tolist()), phase=tuple(phase.tolist()))
+        rings = len(self.elevation)
+        elevation = np.sort(self.elevation + rng.normal(0, np.radians(degrees), rings))[::-1]
+        return replace(
+            self,
+            elevation=tuple(elevation.tolist()),
+            phase=tuple(rng.uniform(0, self.azimuth_step, rings).tolist()),
+            bias=tuple(rng.normal(0, metres, rings).tolist()),
+        )
 
     @property
     def columns(self) -> int:
@@ -244,7 +253,8 @@ def scan(scene: Scene, sensor: Sensor, seed: int = 0, at: Sequence[float] = HERE
     kept = rng.random(len(rays)) < (1 - sensor.dropout) * signal / (signal + FAINT)
     kept &= (hits.range >= sensor.min_range) & (hits.range <= sensor.max_range)
     kept = np.flatnonzero(kept)
-    distance = hits.range[kept] + rng.normal(0, sensor.noise, len(kept)).astype(np.float32)
+    error = np.array(sensor.bias)[ring[kept]] + rng.normal(0, sensor.noise, len(kept))
+    distance = hits.range[kept] + error.astype(np.float32)
     shine = hits.reflectivity[kept] * np.sqrt(hits.incidence[kept])
     shine = shine * rng.uniform(0.8, 1.2, len(kept))
     return SimulatedScan(
@@ -447,7 +457,7 @@ def drive(
     rate: float = 10.0,
 ) -> Iterator[SimulatedScan]:
     """Scans of a sensor that moves along one street among moving objects; ids stay the same."""
-    sensor = sensor or Sensor.named()
+    sensor = sensor or Sensor.named().jittered(seed)
     reach = 120.0 + 2 * STREET_SPEED * frames / rate
     scene = street(seed, meshes, length=reach)
     for frame in range(frames):

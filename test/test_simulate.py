@@ -147,6 +147,7 @@ def test_jitter_moves_each_ring_a_little():
     shift = np.degrees(np.subtract(other.elevation, sensor.elevation))
     assert 0.01 < shift.std() < 0.06
     assert other == sensor.jittered(5) != sensor.jittered(6)
+    assert 0.01 < np.std(other.bias) < 0.03
     assert 0 <= min(other.phase) < max(other.phase) < sensor.azimuth_step
 
 
