@@ -8,6 +8,7 @@ from array import array
 import numpy as np
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Transform
+from scipy.spatial.transform import Rotation
 from sensor_msgs.msg import PointCloud2, PointField
 from std_msgs.msg import Header
 
@@ -68,13 +69,8 @@ def from_bag(recorded) -> PointCloud2:
 
 def matrix(transform: Transform) -> np.ndarray:
     """A transform message as a (4, 4) matrix."""
-    q = transform.rotation
-    x, y, z, w = np.array([q.x, q.y, q.z, q.w]) / np.sqrt(q.x**2 + q.y**2 + q.z**2 + q.w**2)
+    turn, shift = transform.rotation, transform.translation
     result = np.eye(4)
-    result[:3, :3] = [
-        [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
-        [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
-        [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
-    ]
-    result[:3, 3] = transform.translation.x, transform.translation.y, transform.translation.z
+    result[:3, :3] = Rotation.from_quat([turn.x, turn.y, turn.z, turn.w]).as_matrix()
+    result[:3, 3] = shift.x, shift.y, shift.z
     return result
