@@ -33,7 +33,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["apusmog_core*", "apusmog_ros*"]),
-    package_data={"apusmog_core": ["weights/*", "view.html"]},
+    package_data={"apusmog_core": ["view.html"], "apusmog_core.weights": ["*"]},
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
         (f"share/{NAME}", ["package.xml"]),

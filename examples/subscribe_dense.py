@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Use the node's output in a node of your own: what stands nearest, and how far away?
+
+python examples/subscribe_dense.py --ros-args -r dense:=/upsampler/dense
+"""
+
+import numpy as np
+import rclpy
+from rclpy.executors import ExternalShutdownException
+from rclpy.node import Node
+from sensor_msgs.msg import PointCloud2
+
+# the layout of ~/dense; `sensor_msgs_py.point_cloud2.read_points` gives the same array
+DENSE = np.dtype(
+    dict(
+        names=["x", "y", "z", "intensity", "instance", "generated"],
+        formats=["<f4", "<f4", "<f4", "<f4", "<u4", "u1"],
+        offsets=[0, 4, 8, 12, 16, 20],
+        itemsize=24,
+    )
+)
+
+
+class Nearest(Node):
+    def __init__(self):
+        super().__init__("nearest")
+        self.create_subscription(PointCloud2, "dense", self.report, 10)
+
+    def report(self, msg: PointCloud2) -> None:
+        points = np.frombuffer(msg.data, DENSE)
+        if not len(points):
+            self.get_logger().info("nothing in sight")
+            return
+        distance = np.hypot(points["x"], points["y"])
+        nearest = points["instance"][distance.argmin()]
+        own = points["instance"] == nearest
+        new = np.count_nonzero(points["generated"][own])
+        self.get_logger().info(
+            f"object {nearest} at {distance.min():.2f} m: {own.sum()} points, {new} of them new"
+        )
+
+
+def main() -> None:
+    rclpy.init()
+    try:
+        rclpy.spin(Nearest())
+    except (KeyboardInterrupt, ExternalShutdownException):
+        pass
+    finally:
+        rclpy.try_shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples run as their first lines say, as processes of their own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apusmog_core.data import read_points
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory) -> dict[str, Path]:
+    """Networks of each preset as they start: the counts are exact before anything is learned."""
+    from apusmog_core import weights
+    from apusmog_core.config import PRESETS
+    from apusmog_core.model import ApuSmog
+
+    folder = tmp_path_factory.mktemp("weights")
+    files = {name: folder / f"{name}.pt" for name in ("default", "fast")}
+    for name, file in files.items():
+        weights.save(ApuSmog(PRESETS[name]), file, card={})
+    return files
+
+
+def run(*command) -> str:
+    environment = dict(os.environ, PYTHONPATH=str(ROOT))
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_upsample_file_writes_the_exact_number_of_points(tmp_path, untrained):
+    sparse = tmp_path / "ball.xyz"
+    points = np.random.default_rng(0).normal(size=(200, 3))
+    np.savetxt(sparse, points / np.linalg.norm(points, axis=1, keepdims=True))
+    out = tmp_path / "dense.ply"
+    options = ["--ratio", 4.93, "--weights", untrained["default"]]
+    assert "200 -> 986 points" in run(EXAMPLES / "upsample_file.py", sparse, out, *options)
+    assert len(read_points(out).points) == 986
+
+
+def test_pipeline_on_kitti_makes_every_scan_of_a_drive_dense(tmp_path, untrained):
+    pytest.importorskip("open3d", reason="open3d, which simulates the drive, is not installed")
+    from apusmog_core.simulate import Sensor, drive, write_kitti
+
+    write_kitti(drive(2, sensor=Sensor.named("VLP-16")), tmp_path / "street")
+    script = EXAMPLES / "pipeline_on_kitti.py"
+    options = ["--weights", untrained["fast"], "--out", tmp_path / "dense"]
+    text = run(script, tmp_path / "street", *options)
+    counts = re.findall(r"(\d+) -> (\d+) object points", text)
+    assert len(counts) == 2
+    for (before, after), file in zip(counts, sorted((tmp_path / "dense").iterdir()), strict=True):
+        assert int(after) == 4 * int(before) == len(read_points(file).points)
+
+
+def test_subscribe_dense_reports_the_nearest_object():
+    rclpy = pytest.importorskip("rclpy", reason="rclpy is not installed")
+    from std_msgs.msg import Header
+
+    from apusmog_ros import cloud
+
+    environment = dict(os.environ, ROS_DOMAIN_ID="77", PYTHONUNBUFFERED="1")
+    command = [sys.executable, EXAMPLES / "subscribe_dense.py"]
+    listener = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    context = rclpy.Context()
+    rclpy.init(context=context, domain_id=77)
+    try:
+        node = rclpy.create_node("sender", context=context)
+        publisher = node.create_publisher(cloud.PointCloud2, "dense", 10)
+        points = np.array([[9, 0, 0], [3, 4, 0], [3, 5, 0]], np.float32)
+        msg = cloud.write(Header(), points, instance=[1, 2, 2], generated=[0, 0, 1])
+        heard = threading.Event()
+        lines = []
+
+        def listen() -> None:
+            for line in listener.stdout:
+                lines.append(line)
+                heard.set()
+
+        threading.Thread(target=listen, daemon=True).start()
+        deadline = time.monotonic() + 30
+        while not heard.is_set() and time.monotonic() < deadline:
+            publisher.publish(msg)
+            heard.wait(0.1)
+        assert "object 2 at 5.00 m: 2 points, 1 of them new" in "".join(lines)
+        listener.send_signal(signal.SIGINT)
+        assert listener.wait(10) == 0
+    finally:
+        listener.kill()
+        rclpy.shutdown(context=context)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed is what the documentation promises, with pip and with colcon."""
+
+import importlib
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+import zipfile
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = {
+    "apusmog",
+    "apusmog-upsample-node",
+    "apusmog-replay",
+    "upsample_node",
+    "replay_node",
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """The files of the project that are under version control, so that building leaves no trace."""
+    copy = tmp_path_factory.mktemp("source") / "apusmog_ros"
+    leave = shutil.ignore_patterns(".*", "build", "install", "log", "demo", "runs", "*.egg-info")
+    shutil.copytree(ROOT, copy, ignore=leave)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory) -> zipfile.ZipFile:
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", out, source]
+    run = subprocess.run([*command, "--no-build-isolation"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return zipfile.ZipFile(next(out.glob("*.whl")))
+
+
+def commands_of(wheel: zipfile.ZipFile) -> dict[str, str]:
+    name = next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))
+    parser = ConfigParser()
+    parser.optionxform = str
+    parser.read_string(wheel.read(name).decode())
+    return dict(parser["console_scripts"])
+
+
+def test_the_wheel_holds_every_module_weight_and_ament_file(wheel):
+    names = wheel.namelist()
+    for package in ("apusmog_core", "apusmog_ros"):
+        wanted = [file.relative_to(ROOT).as_posix() for file in (ROOT / package).rglob("*.py")]
+        assert set(wanted) <= set(names)
+    weights = [file.name for file in (ROOT / "apusmog_core/weights").iterdir() if file.is_file()]
+    assert {f"apusmog_core/weights/{name}" for name in weights} <= set(names)
+    assert "apusmog_core/view.html" in names
+    shared = "\n".join(names)
+    for file in ("package.xml", "launch/upsample.launch.py", "config/upsample.yaml"):
+        assert f"/share/apusmog_ros/{file}" in shared
+    assert "/share/ament_index/resource_index/packages/apusmog_ros" in shared
+
+
+def test_every_command_has_a_function_behind_it(wheel):
+    commands = commands_of(wheel)
+    assert set(commands) == COMMANDS
+    for target in commands.values():
+        module, function = target.split(":")
+        if module.startswith("apusmog_ros") and importlib.util.find_spec("rclpy") is None:
+            pytest.skip("rclpy is not installed")
+        assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_both_metadata_files_agree():
+    package = ET.parse(ROOT / "package.xml").getroot()
+    setup = (ROOT / "setup.py").read_text()
+    for tag, name in (("version", "version"), ("license", "license")):
+        assert re.search(rf'{name}="(.*?)"', setup)[1] == package.findtext(tag)
+    assert package.get("format") == "3"
+    assert package.findtext("export/build_type") == "ament_python"
+
+
+def test_the_core_does_not_import_ros_or_heavy_optional_packages():
+    heavy = ["rclpy", "open3d", "matplotlib", "rosbags", "pypatchworkpp", "onnxruntime"]
+    code = (
+        "import sys, apusmog_core, apusmog_core.pipeline, apusmog_core.cli\n"
+        f"print(*(name for name in {heavy} if name in sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (run.stdout.strip(), run.returncode) == ("", 0), run.stderr
+
+
+@pytest.mark.skipif(shutil.which("colcon") is None, reason="colcon is not installed")
+def test_colcon_builds_it_with_executables_where_ros_looks_for_them(source):
+    workspace = source.parent
+    run = subprocess.run(["colcon", "build"], cwd=workspace, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    libexec = workspace / "install" / "apusmog_ros" / "lib" / "apusmog_ros"
+    assert COMMANDS <= {file.name for file in libexec.iterdir()}
