@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from array import array
-
 import numpy as np
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Transform
@@ -43,8 +41,10 @@ def write(header: Header, points: np.ndarray, dtype: np.dtype = DENSE, **columns
     ]
     msg.point_step = dtype.itemsize
     msg.row_step = dtype.itemsize * len(points)
-    msg.data = array("B", [0]) * msg.row_step
-    records = np.frombuffer(msg.data, dtype)  # writes go straight into the message
+    data = msg.data  # grown in place and written to: assigning to the message would copy
+    data.append(0)
+    data *= msg.row_step
+    records = np.frombuffer(data, dtype)
     for column, axis in enumerate("xyz"):
         records[axis] = points[:, column]
     for name, values in columns.items():
@@ -63,7 +63,7 @@ def from_bag(recorded) -> PointCloud2:
     ]
     for name in ("height", "width", "is_bigendian", "point_step", "row_step", "is_dense"):
         setattr(msg, name, getattr(recorded, name))
-    msg.data = array("B", recorded.data.tobytes())
+    msg.data.frombytes(recorded.data.data)
     return msg
 
 

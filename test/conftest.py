@@ -100,7 +100,8 @@ def ros(monkeypatch):
     domain = next(_domains)
     monkeypatch.setenv("ROS_DOMAIN_ID", str(domain))
     monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
-    monkeypatch.setenv("ROS_LOCALHOST_ONLY", "1")  # Humble
+    if os.environ.get("ROS_DISTRO") == "humble":
+        monkeypatch.setenv("ROS_LOCALHOST_ONLY", "1")
     running = Ros(domain)
     yield running
     running.close()
