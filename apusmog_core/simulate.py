@@ -49,7 +49,7 @@ _VLP_32C = (
 )
 # fmt: on
 
-# Range noise of the HDL-64E as it is along the rings of KITTI's walls and roads.
+# The HDL-64E's noise is that along single rings of KITTI; see `Sensor.jittered` for the rest.
 BEAMS: dict[str, Beams] = {
     "HDL-64E": Beams(_even(2, -25 / 3, 32) + _even(-53 / 6, -73 / 3, 32), 0.1728, 0.01, 0.9, 120.0),
     "VLP-16": Beams(_even(15, -15, 16), 0.2, 0.02, 0.5, 100.0),
@@ -93,7 +93,7 @@ class Sensor:
     def jittered(self, seed: int, degrees: float = 0.03, metres: float = 0.02) -> Sensor:
         """As no two devices are alike: each ring tilted, shifted in azimuth and off in range.
 
-        `degrees` and `metres` are deviations; on KITTI's walls rings differ by about 2 cm."""
+        `degrees` and `metres` are deviations; on upright planes of KITTI rings differ by about 2 cm."""
         rng = np.random.default_rng(seed)
         rings = len(self.elevation)
         elevation = np.sort(self.elevation + rng.normal(0, np.radians(degrees), rings))[::-1]

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated LiDAR objects for training: sparse rings in, what more rays would have seen out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..geometry import RayGrid, nearest, ray_grid
+
+PROBES = 6  # rays cast around each input point
+MAX_NEIGHBOURS = 16
+PROBE_REACH = (1.0, 1.1)  # how far a probe strays from its anchor, grid steps
+SENSORS = ("HDL-64E",) * 7 + ("OS1-64", "VLP-32C", "VLP-16")
+STRIDES = (1, 1, 2, 2, 2, 2, 2, 2, 3, 4)  # every how many rings are kept
+LARGEST = 400  # points of one training object
+
+
+@dataclass
+class RaySample:
+    """One object on its sensor's grid, with the true answers of rays around its points."""
+
+    points: np.ndarray  # (n, 3) grid coordinates
+    neighbours: np.ndarray  # (n, 16), itself first
+    context: np.ndarray  # (n, 2)
+    probes: np.ndarray  # (n, PROBES, 3): ray and depth, grid steps from the anchor
+    hit: np.ndarray  # (n, PROBES): the ray meets this object
+    gap: float  # metres between rings
+
+
+def sensor_context(grid: RayGrid, coordinates: np.ndarray) -> np.ndarray:
+    """What the network is told of the scale: ln(metres between rings), ln(step ratio)."""
+    gap = coordinates[:, 2] * grid.step_elevation + np.log(grid.step_elevation)
+    shape = np.full(len(gap), np.log(grid.step_elevation / grid.step_azimuth))
+    return np.stack((gap, shape), axis=1).astype(np.float32)
+
+
+def grid_neighbours(coordinates: np.ndarray, k: int) -> np.ndarray:
+    """Nearest rays (n, k), whatever their depth: those of the rings above and below too."""
+    return nearest(coordinates[:, :2], k)
+
+
+def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
+    """All objects of one simulated scan as training samples."""
+    from .. import simulate
+
+    rng = np.random.default_rng(seed)
+    scene = simulate.street(seed // 4, meshes or None)  # four places in each street
+    sensor = simulate.Sensor.named(
+        str(rng.choice(SENSORS)), height=rng.uniform(1.4, 2.2), noise=rng.uniform(0.005, 0.03)
+    ).jittered(seed)
+    at = (rng.uniform(-40, 40), rng.uniform(-1.5, 1.5), 0.0)
+    scan = simulate.scan(scene, sensor, seed, at)
+    above_ground = scan.points[:, 2] > rng.uniform(0.1, 0.35) - sensor.height
+    reach = np.linalg.norm(scan.points, axis=1)
+    usable = above_ground & (scan.instance > 0) & (reach > 3) & (reach < 60)
+    samples = []
+    for instance in np.unique(scan.instance[usable]):
+        index = np.flatnonzero(usable & (scan.instance == instance))
+        index = _piece(scan.points, index, rng)
+        stride = int(rng.choice(STRIDES))
+        index = index[scan.ring[index] % stride == rng.integers(stride)]
+        if len(index) >= 8:
+            samples.append(_sample(scene, sensor, at, int(instance), scan.points[index], rng))
+    return samples
+
+
+def _piece(points: np.ndarray, index: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """At most twice LARGEST points around a random one, as a large instance is split."""
+    if len(index) <= 2 * LARGEST:
+        return index
+    away = np.linalg.norm(points[index] - points[rng.choice(index)], axis=1)
+    return np.sort(index[np.argsort(away)[: 2 * LARGEST]])
+
+
+def _sample(scene, sensor, at, instance, points, rng) -> RaySample:
+    from ..simulate import _directions, _origin
+
+    points = points[:LARGEST]
+    grid = ray_grid(points, np.zeros(3))
+    coordinates = grid.to_grid(points)
+    rays = rng.uniform(-1, 1, (len(points), PROBES, 2)) * PROBE_REACH
+    aimed = coordinates[:, None, :2] + rays
+    azimuth = aimed[..., 0].ravel() * grid.step_azimuth + grid.forward
+    elevation = aimed[..., 1].ravel() * grid.step_elevation
+    hits = scene.hits(_directions(azimuth, elevation), _origin(sensor, at))
+    height = np.sin(elevation) * hits.range
+    floor = points[:, 2].min() - 0.1  # below is ground, or what was cut off with it
+    hit = (hits.instance == instance) & (hits.reflectivity > 0) & (height > floor)
+    depth = np.log(np.where(hit, hits.range, 1.0)) / grid.step_elevation
+    depth = depth.reshape(rays.shape[:2]) - coordinates[:, 2:]
+    hit = hit.reshape(rays.shape[:2])
+    return RaySample(
+        coordinates.astype(np.float32),
+        grid_neighbours(coordinates, MAX_NEIGHBOURS).astype(np.int32),
+        sensor_context(grid, coordinates),
+        np.concatenate((rays, np.where(hit, depth, 0.0)[..., None]), axis=2).astype(np.float32),
+        hit,
+        float(np.exp(np.median(coordinates[:, 2]) * grid.step_elevation) * grid.step_elevation),
+    )
+
+
+# --- many samples, in few arrays -----------------------------------------------------------------
+
+
+class RaySamples:
+    """Samples end to end in flat arrays; a batch is a few of them as one graph."""
+
+    ARRAYS = tuple(f.name for f in fields(RaySample) if f.name != "gap")
+
+    def __init__(self, arrays: dict[str, np.ndarray], sizes: np.ndarray, gap: np.ndarray):
+        self.arrays, self.sizes, self.gap = arrays, sizes, gap
+        self.starts = np.concatenate(([0], np.cumsum(sizes)))
+
+    @classmethod
+    def of(cls, samples: list[RaySample]) -> RaySamples:
+        arrays = {name: np.concatenate([getattr(s, name) for s in samples]) for name in cls.ARRAYS}
+        sizes = np.array([len(s.points) for s in samples])
+        return cls(arrays, sizes, np.array([s.gap for s in samples]))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def batch(self, chosen: np.ndarray, rng: np.random.Generator) -> dict[str, Tensor]:
+        """The chosen samples as one graph (1, total, ...), each mirrored at random."""
+        rows = [np.arange(self.starts[c], self.starts[c + 1]) for c in chosen]
+        index = np.concatenate(rows)
+        out = {name: array[index] for name, array in self.arrays.items()}
+        sizes = self.sizes[chosen]
+        shift = np.repeat(np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
+        out["neighbours"] = out["neighbours"].astype(np.int64) + shift[:, None]
+        mirror = np.repeat(rng.choice((-1.0, 1.0), len(chosen)), sizes).astype(np.float32)
+        out["points"][:, 0] *= mirror
+        out["probes"][:, :, 0] *= mirror[:, None]
+        return {name: torch.from_numpy(array)[None] for name, array in out.items()}
+
+    def save(self, path: str | Path) -> None:
+        np.savez(path, sizes=self.sizes, gap=self.gap, **self.arrays)
+
+    @classmethod
+    def load(cls, path: str | Path) -> RaySamples:
+        stored = np.load(path)
+        return cls({name: stored[name] for name in cls.ARRAYS}, stored["sizes"], stored["gap"])
+
+
+def prepare(count: int, seed: int, meshes: str | None, cache: str | Path) -> RaySamples:
+    """At least `count` samples, simulated once and cached."""
+    path = Path(cache) / f"rays-{count}-{seed}{'-meshes' if meshes else ''}.npz"
+    if path.is_file():
+        return RaySamples.load(path)
+    from tqdm import tqdm
+
+    samples: list[RaySample] = []
+    street = seed * 1_000_000
+    with tqdm(total=count, desc="simulating", unit="object") as bar:
+        while len(samples) < count:
+            found = street_samples(street, meshes)
+            samples += found
+            bar.update(len(found))
+            street += 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = RaySamples.of(samples)
+    partial = path.with_suffix(".partial.npz")
+    data.save(partial)
+    partial.replace(path)
+    return data

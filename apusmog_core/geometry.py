@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Neighbours, farthest points, patches, and the sensor's grid of rays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import dijkstra
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+# --- neighbours ----------------------------------------------------------------------------------
+
+
+def nearest(points: np.ndarray, k: int, queries: np.ndarray | None = None) -> np.ndarray:
+    """Indices (m, k) of the k nearest points, nearest first; repeats them where there are fewer."""
+    queries = points if queries is None else queries
+    k_found = min(k, len(points))
+    _, index = cKDTree(points).query(queries, k=k_found, workers=-1)
+    index = index.reshape(len(queries), k_found)
+    return index[:, np.arange(k) % k_found]
+
+
+def nearest_in_batch(points: Tensor, k: int) -> Tensor:
+    """Indices (B, N, k) of the k nearest points of each patch (B, N, 3), itself first."""
+    k_found = min(k, points.shape[1])
+    if points.shape[1] > 4096:  # a full distance matrix would not fit
+        found = [nearest(p.cpu().numpy(), k) for p in points.detach()]
+        return torch.as_tensor(np.stack(found), device=points.device)
+    with torch.no_grad():
+        index = torch.cdist(points, points).topk(k_found, largest=False).indices
+    return index[..., torch.arange(k, device=points.device) % k_found]
+
+
+def farthest(points: np.ndarray, count: int, first: int = 0) -> np.ndarray:
+    """Indices of `count` farthest points, in the order they are found."""
+    import fpsample
+
+    points = np.ascontiguousarray(points, np.float32)
+    count = min(count, len(points))
+    if count < 1:
+        return np.zeros(0, np.int64)
+    if len(points) < 256 or points.shape[1] > 8:
+        return fpsample.fps_sampling(points, count, start_idx=first).astype(np.int64)
+    height = int(np.clip(np.log2(len(points)) - 6, 3, 9))
+    found = fpsample.bucket_fps_kdline_sampling(points, count, h=height, start_idx=first)
+    return found.astype(np.int64)
+
+
+# --- patches -------------------------------------------------------------------------------------
+
+
+def geodesic_patches(points: np.ndarray, size: int, overlap: float = 3.0) -> np.ndarray:
+    """Indices (patches, size): neighbours along the surface of farthest-point seeds.
+
+    A point is expected in `overlap` patches; what a disconnected seed cannot reach is filled with
+    its nearest points in space.
+    """
+    count = len(points)
+    if count <= size:
+        return np.arange(count)[None]
+    seeds = farthest(points, int(np.ceil(overlap * count / size)))
+    graph = _neighbour_graph(points, 8)
+    patches = np.empty((len(seeds), size), np.int64)
+    straight = nearest(points, size, points[seeds])
+    for row, seed in enumerate(seeds):  # a local window keeps the shortest paths cheap
+        window = nearest(points, min(count, 4 * size), points[seed : seed + 1])[0]
+        inside = graph[window][:, window]
+        along = dijkstra(inside, indices=0)
+        order = np.argsort(along, kind="stable")[:size]
+        chosen = window[order[np.isfinite(along[order])]]
+        rest = np.setdiff1d(straight[row], chosen, assume_unique=True)[: size - len(chosen)]
+        patches[row] = np.concatenate((chosen, rest))
+    return patches
+
+
+def _neighbour_graph(points: np.ndarray, k: int) -> csr_matrix:
+    k = min(k + 1, len(points))
+    distance, index = cKDTree(points).query(points, k=k, workers=-1)
+    rows = np.repeat(np.arange(len(points)), k - 1)
+    edges = distance[:, 1:].ravel() + 1e-12  # zero would mean "no edge"
+    graph = csr_matrix((edges, (rows, index[:, 1:].ravel())), shape=(len(points),) * 2)
+    return graph.maximum(graph.T)
+
+
+# --- the sensor's grid ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RayGrid:
+    """Log-polar coordinates about the sensor, in steps of its own pattern.
+
+    (azimuth / step_azimuth, elevation / step_elevation, ln(range) / step_elevation): neighbouring
+    rays are one apart, and a surface looks the same at any range.
+    """
+
+    origin: np.ndarray
+    step_azimuth: float  # radians between points of one ring
+    step_elevation: float  # radians between rings
+    forward: float  # azimuth that becomes zero, so that no object straddles the wrap
+
+    def to_grid(self, points: np.ndarray) -> np.ndarray:
+        """Cartesian (n, 3) -> grid coordinates (n, 3)."""
+        azimuth, elevation, reach = polar(points, self.origin)
+        azimuth = wrap(azimuth - self.forward)
+        steps = (self.step_azimuth, self.step_elevation, self.step_elevation)
+        return np.stack((azimuth, elevation, np.log(reach)), axis=1) / np.asarray(steps)
+
+    def to_points(self, grid: np.ndarray) -> np.ndarray:
+        """Grid coordinates (n, 3) -> Cartesian (n, 3)."""
+        azimuth = grid[:, 0] * self.step_azimuth + self.forward
+        elevation = grid[:, 1] * self.step_elevation
+        reach = np.exp(grid[:, 2] * self.step_elevation)
+        level = reach * np.cos(elevation)
+        return self.origin + np.stack(
+            (level * np.cos(azimuth), level * np.sin(azimuth), reach * np.sin(elevation)), axis=1
+        )
+
+
+def wrap(angle: np.ndarray) -> np.ndarray:
+    """Angles into [-pi, pi)."""
+    return (angle + np.pi) % (2 * np.pi) - np.pi
+
+
+def polar(points: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Azimuth, elevation and range of points (n, 3) as seen from the origin."""
+    ray = np.asarray(points, np.float64) - origin
+    reach = np.maximum(np.linalg.norm(ray, axis=1), 1e-3)
+    return np.arctan2(ray[:, 1], ray[:, 0]), np.arcsin(np.clip(ray[:, 2] / reach, -1, 1)), reach
+
+
+RING_JITTER = np.radians(0.1)  # points closer than this in elevation are on one ring
+DEFAULT_STEPS = (np.radians(0.17), np.radians(0.42))  # an HDL-64E at 10 Hz
+
+
+def measure_steps(azimuth: np.ndarray, elevation: np.ndarray) -> tuple[float, float]:
+    """Typical steps along a ring and between rings (radians), nan where they cannot be seen."""
+    if len(azimuth) < 3:
+        return np.nan, np.nan
+    tree = cKDTree(np.stack((azimuth, elevation), axis=1))
+    _, index = tree.query(tree.data, k=min(24, len(azimuth)))
+    across = np.abs(azimuth[index[:, 1:]] - azimuth[:, None])
+    up = np.abs(elevation[index[:, 1:]] - elevation[:, None])
+    same_ring = up < RING_JITTER
+    along_step = np.where(same_ring & (across > 1e-5), across, np.inf).min(axis=1)
+    ring_step = np.where(same_ring, np.inf, up).min(axis=1)
+    return _finite_median(along_step), _finite_median(ring_step)
+
+
+def _finite_median(values: np.ndarray) -> float:
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if len(values) else np.nan
+
+
+def ray_grid(points: np.ndarray, origin, fallback: tuple[float, float] = DEFAULT_STEPS) -> RayGrid:
+    """The sensor's grid as the points of one object show it."""
+    origin = np.asarray(origin, np.float64)
+    azimuth, elevation, _ = polar(points, origin)
+    forward = float(np.arctan2(np.sin(azimuth).mean(), np.cos(azimuth).mean()))
+    measured = measure_steps(wrap(azimuth - forward), elevation)
+    steps = [m if np.isfinite(m) else f for m, f in zip(measured, fallback, strict=True)]
+    steps[1] = max(steps[1], steps[0])  # rings are never closer than the points of one
+    return RayGrid(origin, steps[0], steps[1], forward)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local vector attention: the point transformer layer of eq. (1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def gather(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of x (B, N, C) at index (B, ...) -> (B, ..., C)."""
+    batch, count, width = x.shape
+    if batch > 1:
+        start = torch.arange(batch, device=x.device) * count
+        index = index + start.view(-1, *[1] * (index.dim() - 1))
+    return x.reshape(-1, width)[index.reshape(-1)].view(*index.shape, width)
+
+
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+
+class PointTransformerLayer(nn.Module):
+    """f_i = sum_j softmax_j(gamma(beta(x_i) - psi(x_j) + delta)) * (alpha(x_j) + delta), eq. (1)."""
+
+    def __init__(self, inputs: int, width: int):
+        super().__init__()
+        self.alpha = nn.Linear(inputs, width)  # values
+        self.beta = nn.Linear(inputs, width)  # queries
+        self.psi = nn.Linear(inputs, width)  # keys
+        self.gamma = mlp(width, width, width)
+        self.eta = mlp(3, width, width)
+
+    def forward(
+        self, x: Tensor, memory: Tensor | None, offsets: Tensor, neighbours: Tensor
+    ) -> Tensor:
+        """x (B, K, C) attends to memory (B, N, C) at neighbours (B, K, k) -> (B, K, D).
+
+        offsets (B, K, k, 3) are the positions p_j - p_i that the position code sees. Without a
+        memory the neighbours are known by position alone.
+        """
+        delta = self.eta(offsets)  # (B, K, k, D)
+        if memory is None:
+            key, value = self.psi(x)[:, :, None], self.alpha(x)[:, :, None]
+        else:
+            key, value = (
+                gather(self.psi(memory), neighbours),
+                gather(self.alpha(memory), neighbours),
+            )
+        weights = self.gamma(delta + (self.beta(x)[:, :, None] - key)).softmax(dim=2)
+        return (weights * (delta + value)).sum(dim=2)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""APU-SMOG: features, mixture, Transformer and refinement, put together (figure 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+from ..geometry import nearest_in_batch
+from .attention import PointTransformerLayer, gather, mlp
+from .refine import Refinement
+from .smog import Mixture, MixtureHead, uniform_on_sphere
+from .transformer import DecoderLayer, EncoderLayer, FourierCode, PointingHead, Tokens
+
+SENSOR_CONTEXT = 2  # ln(metres between rings), ln(ring step / azimuth step)
+
+
+@dataclass
+class Encoded:
+    """What the decoder needs to know of the input points."""
+
+    points: Tensor  # (B, N, 3)
+    spacing: Tensor  # (B, N, 1), typical distance to the next point
+    features: Tensor  # (B, N, D), from the point transformer layer
+    memory: Tensor  # (B, N, D), from the Transformer encoder
+    neighbours: Tensor  # (B, N, k), each point's own index first
+
+
+@dataclass
+class Decoded:
+    """One output point for each sample of each component."""
+
+    coarse: Tensor  # (B, K * s, 3)
+    fine: Tensor  # (B, K * s, 3), equal to coarse without refinement
+    log_scale: Tensor | None = None  # (B, K * s), sensor: ln of the expected depth error, in steps
+    hit: Tensor | None = None  # (B, K * s), sensor: logit that the ray meets the object
+
+
+class ApuSmog(nn.Module):
+    """Points in, any number of points out; all lengths are relative to the local spacing."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        sensor, width = config.domain == "sensor", config.width
+        inputs = SENSOR_CONTEXT if sensor else (3 if config.attention == "global" else 1)
+        self.extract = PointTransformerLayer(inputs, width)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.mixture_head = MixtureHead(config)
+        self.query = FourierCode(2 if sensor else 3, config.frequencies, width)
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.norm = nn.LayerNorm(width)
+        needs_tokens = config.attention == "local" or config.output == "pointing"
+        self.tokens = Tokens(width) if needs_tokens else None
+        if config.output == "pointing":
+            self.head = PointingHead(width, 3)
+            self.prior_reach = nn.Parameter(
+                torch.tensor(0.6)
+            )  # how far a sample leads, in spacings
+            self.prior_sharpness = nn.Parameter(torch.tensor(2.0))
+        else:
+            self.head = mlp(width, width, 3)
+        refine = config.refinements if not sensor else 0
+        self.refine = nn.ModuleList(Refinement(width) for _ in range(refine))
+
+    # --- encoder side, once for each input point ---
+
+    def encode(
+        self, points: Tensor, neighbours: Tensor, context: Tensor | None = None, chunk: int = 0
+    ) -> Encoded:
+        """points (B, N, 3), neighbours (B, N, k) itself first, context (B, N, 2) for sensors."""
+        rows = slices(points.shape[1], chunk)
+        spacing = self._spacing(points, neighbours)
+        x = self._inputs(points, spacing, neighbours, context)
+        parts = []
+        for r in rows:
+            offsets = self._offsets(points, spacing, neighbours, r)
+            around = x if self.config.attention == "global" else None
+            parts.append(self.extract(x[:, r], around, offsets, neighbours[:, r]))
+        features = memory = cat(parts)
+        for layer in self.encoder:
+            parts = []
+            for r in rows:
+                offsets = self._offsets(points, spacing, neighbours, r)
+                parts.append(layer(memory[:, r], memory, offsets, neighbours[:, r]))
+            memory = cat(parts)
+        return Encoded(points, spacing, features, memory, neighbours)
+
+    def _spacing(self, points: Tensor, neighbours: Tensor) -> Tensor:
+        """Mean distance to the nearest few neighbours (B, N, 1), never zero."""
+        if self.config.domain == "sensor":  # the grid's steps are the unit
+            return torch.ones_like(points[..., :1])
+        few = neighbours[..., 1:7] if neighbours.shape[-1] > 1 else neighbours
+        near = (gather(points, few) - points[:, :, None]).norm(dim=-1)
+        mean = near.mean(dim=-1, keepdim=True)
+        typical = mean.mean(dim=1, keepdim=True)  # duplicate points have no spacing of their own
+        return mean.maximum(0.1 * typical).clamp_min(1e-9)
+
+    def _inputs(self, points, spacing, neighbours, context) -> Tensor:
+        if self.config.domain == "sensor":
+            return context
+        if self.config.attention == "global":  # patch coordinates, as in the paper
+            return self._normalised(points)[0]
+        return torch.log(gather(spacing, neighbours[..., 1:7]).mean(dim=2) / spacing)
+
+    def _normalised(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        centre = points.mean(dim=1, keepdim=True)
+        radius = (points - centre).norm(dim=-1).amax(dim=1)[:, None, None].clamp_min(1e-9)
+        return (points - centre) / radius, centre, radius
+
+    def _offsets(self, points: Tensor, spacing: Tensor, neighbours: Tensor, rows=slice(None)):
+        """p_j - p_i in spacings (B, K, k, 3), as the position codes see them."""
+        offsets = self._true_offsets(points, spacing, neighbours, rows)
+        if self.config.domain == "sensor":  # depth edges are many steps: compress them
+            depth = torch.asinh(offsets[..., 2:])
+            offsets = torch.cat((offsets[..., :2], depth), dim=-1)
+        return offsets
+
+    def _true_offsets(self, points, spacing, neighbours, rows) -> Tensor:
+        away = gather(points, neighbours[:, rows]) - points[:, rows, None]
+        return away / spacing[:, rows, None]
+
+    # --- the mixture ---
+
+    def anchors(self, count: int) -> slice:
+        """The points that carry a component: all, or an even share of them."""
+        return slice(None, None, max(1, round(1 / self.config.component_share)))
+
+    def mixture(self, encoded: Encoded) -> Mixture:
+        rows = self.anchors(encoded.points.shape[1])
+        return self.mixture_head(encoded.features[:, rows])
+
+    def sample(self, mixture: Mixture, noise: Tensor) -> Tensor:
+        """Noise (B, K, s, 2) -> samples on the sphere (B, K, s, 3), or rays (B, K, s, 2)."""
+        return uniform_on_sphere(noise) if self.config.uniform_sphere else mixture.sample(noise)
+
+    # --- decoder side, once for each sample ---
+
+    def decode(self, encoded: Encoded, samples: Tensor, chunk: int = 0) -> Decoded:
+        """samples (B, K, s, 2 or 3) -> K * s points; the first K anchors unless chunked."""
+        every = torch.arange(encoded.points.shape[1], device=samples.device)
+        anchors = every[self.anchors(len(every))]
+        parts = [
+            self._decode(encoded, samples[:, r], anchors[r]) for r in slices(len(anchors), chunk)
+        ]
+        columns = zip(*parts, strict=True)
+        coarse, log_scale, hit = (None if c[0] is None else cat(list(c)) for c in columns)
+        fine = coarse
+        if len(self.refine):
+            repeat = anchors.repeat_interleave(samples.shape[2])
+            k = self.config.refine_neighbours or 4 * samples.shape[2]
+            for block in self.refine:
+                near = nearest_in_batch(fine, k)
+                fine = block(fine, encoded.memory[:, repeat], encoded.spacing[:, repeat], near)
+        return Decoded(coarse, fine, log_scale, hit)
+
+    def _decode(self, encoded: Encoded, samples: Tensor, anchors: Tensor):
+        near = encoded.neighbours[:, anchors]
+        tokens = None
+        if self.tokens is not None:
+            offsets = self._offsets(encoded.points, encoded.spacing, encoded.neighbours, anchors)
+            tokens = self.tokens(encoded.memory, offsets, near)
+        code = samples / 2 if self.config.domain == "sensor" else samples  # into [-1, 1]
+        x = self.query(code)
+        if self.config.output != "absolute":  # the query knows its anchor
+            x = x + encoded.memory[:, anchors][:, :, None]
+        for layer in self.decoder:
+            x = layer(x, tokens if self.config.attention == "local" else encoded.memory)
+        x = self.norm(x)
+        if self.config.output == "pointing":
+            return self._point(encoded, x, samples, tokens, anchors)
+        raw = self.head(x)
+        if self.config.output == "anchored":
+            at, reach = encoded.points[:, anchors], encoded.spacing[:, anchors]
+            coarse = at[:, :, None] + raw * reach[:, :, None]
+        else:
+            _, centre, radius = self._normalised(encoded.points)
+            coarse = centre[:, None] + raw * radius[:, None]
+        return coarse.flatten(1, 2), None, None
+
+    def _point(self, encoded, x, samples, tokens, anchors):
+        """Weights over the neighbours' coordinates; a sensor's sample fixes all but the depth."""
+        offsets = self._true_offsets(encoded.points, encoded.spacing, encoded.neighbours, anchors)
+        sensor = self.config.domain == "sensor"
+        target = samples if sensor else self.prior_reach * samples  # (B, K, s, 2 or 3)
+        away = offsets[:, :, None, :, : target.shape[-1]] - target[:, :, :, None]
+        prior = -self.prior_sharpness.abs() * away.square().sum(-1)  # (B, K, s, k)
+        weights, raw = self.head(x, tokens, prior)
+        at = encoded.points[:, anchors][:, :, None]
+        if not sensor:
+            step = weights @ offsets + torch.tanh(raw)
+            coarse = at + step * encoded.spacing[:, anchors][:, :, None]
+            return coarse.flatten(1, 2), None, None
+        depth = weights @ offsets[..., 2:] + 2 * torch.tanh(raw[..., :1])
+        coarse = at + torch.cat((samples, depth), dim=-1)
+        return coarse.flatten(1, 2), raw[..., 1].flatten(1), raw[..., 2].flatten(1)
+
+    def forward(
+        self, points: Tensor, neighbours: Tensor, noise: Tensor, context: Tensor | None = None
+    ) -> tuple[Decoded, Mixture]:
+        """points (B, N, 3), noise (B, K, s, 2) -> K * s points a patch, and the mixture."""
+        encoded = self.encode(points, neighbours, context)
+        mixture = self.mixture(encoded)
+        return self.decode(encoded, self.sample(mixture, noise)), mixture
+
+
+def slices(count: int, chunk: int) -> list[slice]:
+    step = chunk or max(count, 1)
+    return [slice(start, min(start + step, count)) for start in range(0, max(count, 1), step)]
+
+
+def cat(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def parameter_count(network: nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Residual refinement (section 3.4): a point transformer block moves the coarse points."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .attention import PointTransformerLayer, gather, mlp
+
+
+class Refinement(nn.Module):
+    """Point transformer block on the coarse coordinates, then a bounded residual."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.enter, self.leave = nn.Linear(width, width), nn.Linear(width, width)
+        self.layer = PointTransformerLayer(width, width)
+        self.residual = mlp(width, width, 3)
+        nn.init.zeros_(self.residual[2].weight)
+        nn.init.zeros_(self.residual[2].bias)
+
+    def forward(
+        self, coarse: Tensor, features: Tensor, spacing: Tensor, neighbours: Tensor
+    ) -> Tensor:
+        """coarse (B, M, 3), anchor features (B, M, D), spacing (B, M, 1) -> refined (B, M, 3)."""
+        offsets = (gather(coarse, neighbours) - coarse[:, :, None]) / spacing[:, :, None]
+        x = self.enter(features)
+        block = self.leave(self.layer(x, x, offsets, neighbours))
+        moved = self.residual(features + torch.relu(block))
+        return coarse + spacing * torch.tanh(moved)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transformer encoder and decoder (section 3.3), over a whole patch or over neighbourhoods."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+from .attention import gather, mlp
+
+
+class FourierCode(nn.Module):
+    """sin and cos of the sample at octaves of pi; inputs live on the fixed range [-1, 1]."""
+
+    def __init__(self, inputs: int, frequencies: int, width: int):
+        super().__init__()
+        octaves = math.pi * 2.0 ** torch.arange(frequencies)
+        self.register_buffer("octaves", octaves, persistent=False)
+        self.project = nn.Linear(inputs * (2 * frequencies + 1), width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        phase = (x[..., None] * self.octaves).flatten(-2)
+        return self.project(torch.cat((x, phase.sin(), phase.cos()), dim=-1))
+
+
+class Attention(nn.Module):
+    """Multi-head attention of queries (B, M, D) over a memory (B, N, D): the paper's."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.heads = config.heads
+        self.query = nn.Linear(config.width, config.width)
+        self.key = nn.Linear(config.width, config.width)
+        self.value = nn.Linear(config.width, config.width)
+        self.out = nn.Linear(config.width, config.width)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        projected = (self.query(x), self.key(memory), self.value(memory))
+        split = [t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in projected]
+        return self.out(F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(-2))
+
+
+class LocalAttention(nn.Module):
+    """Attention of the queries (B, K, s, D) of each anchor over the tokens of its neighbours.
+
+    A token is key and value in one, so that all layers and the pointing head share them.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.query = nn.Linear(config.width, config.width)
+        self.out = nn.Linear(config.width, config.width)
+        self.scale = config.width**-0.5
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """x (B, K, s, D), tokens (B, K, k, D) -> (B, K, s, D)."""
+        weights = ((self.query(x) * self.scale) @ tokens.mT).softmax(-1)
+        return self.out(weights @ tokens)
+
+
+class Tokens(nn.Module):
+    """What a neighbour tells: its features and where it lies."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.feature = nn.Linear(width, width)
+        self.position = mlp(3, width, width)
+
+    def forward(self, memory: Tensor, offsets: Tensor, neighbours: Tensor) -> Tensor:
+        """memory (B, N, D), offsets (B, K, k, 3), neighbours (B, K, k) -> (B, K, k, D)."""
+        return gather(self.feature(memory), neighbours) + self.position(offsets)
+
+
+class EncoderLayer(nn.Module):
+    """Pre-norm self-attention and MLP, over the patch or over each point's neighbours."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.local = config.attention == "local"
+        self.norm1, self.norm2 = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
+        self.attention = LocalAttention(config) if self.local else Attention(config)
+        self.tokens = Tokens(config.width) if self.local else None
+        self.feed = mlp(config.width, config.encoder_hidden, config.width)
+
+    def forward(self, x: Tensor, memory: Tensor, offsets: Tensor, neighbours: Tensor) -> Tensor:
+        """Rows x (B, K, D) of a memory (B, N, D) -> (B, K, D)."""
+        y, around = self.norm1(x), self.norm1(memory)
+        if self.local:
+            tokens = self.tokens(around, offsets, neighbours)
+            x = x + self.attention(y[:, :, None], tokens)[:, :, 0]
+        else:
+            x = x + self.attention(y, around)
+        return x + self.feed(self.norm2(x))
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm (optional) query self-attention, cross-attention and MLP."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.local = config.attention == "local"
+        self.norm1, self.norm2 = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
+        self.cross = LocalAttention(config) if self.local else Attention(config)
+        self.feed = mlp(config.width, config.decoder_hidden, config.width)
+        self.norm0 = nn.LayerNorm(config.width) if config.query_self_attention else None
+        self.itself = Attention(config) if config.query_self_attention else None
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        """x (B, K, s, D), memory: patch (B, N, D) or neighbours' tokens (B, K, k, D)."""
+        if self.itself is not None:
+            y = self.norm0(x).flatten(1, 2)
+            x = x + self.itself(y, y).view_as(x)
+        y = self.norm1(x)
+        if self.local:
+            x = x + self.cross(y, memory)
+        else:
+            x = x + self.cross(y.flatten(1, 2), memory).view_as(x)
+        return x + self.feed(self.norm2(x))
+
+
+class PointingHead(nn.Module):
+    """Attention weights over the anchor's neighbours, plus an offset bounded by the spacing.
+
+    Zero-initialised: before training the output is an interpolation of the neighbours given by
+    `prior`, which knows only where the query lies among them.
+    """
+
+    def __init__(self, width: int, outputs: int):
+        super().__init__()
+        self.query = nn.Linear(width, width)
+        self.offset = nn.Linear(width, outputs)
+        self.scale = width**-0.5
+        for layer in (self.query, self.offset):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor, tokens: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+        """x (B, K, s, D), tokens (B, K, k, D), prior (B, K, s, k) -> weights, raw offset."""
+        weights = ((self.query(x) * self.scale) @ tokens.mT + prior).softmax(-1)
+        return weights, self.offset(x)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which points are ground: Patchwork++ where installed, a grid of lowest points otherwise."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+
+import numpy as np
+from scipy.spatial.transform import Rotation
+
+from ..config import GroundConfig
+
+STEEPEST = 0.2  # rise per metre that the grid method still takes for ground
+REACH = 8.0  # metres that the grid method looks under objects for ground at their side
+
+
+class Ground:
+    """Finds ground in level points: `Ground(config)(points)` -> (n,) bool.
+
+    Patchwork++ learns the terrain from scan to scan, so one object serves one stream of scans; it
+    may be called from several threads, one waits for the other. `grid` has no memory.
+    """
+
+    def __init__(self, config: GroundConfig):
+        self.config = config
+        self.method = _available(config.method)
+        self._lock = threading.Lock()
+        self._patchwork = _patchwork(config) if self.method == "patchwork" else None
+
+    def __call__(self, points: np.ndarray) -> np.ndarray:
+        """Which of the level points (n, 3) are ground: (n,) bool."""
+        if self.method == "none" or len(points) == 0:
+            return np.zeros(len(points), bool)
+        if self.method == "grid":
+            return grid_ground(points, self.config)
+        return self._call_patchwork(points)
+
+    def _call_patchwork(self, points: np.ndarray) -> np.ndarray:
+        with self._lock:
+            self._patchwork.estimateGround(points)
+            index = self._patchwork.getGroundIndices()
+        ground = np.zeros(len(points), bool)
+        ground[index.ravel()] = True
+        # Patchwork++ has no opinion on what is nearer than its least range
+        near = np.hypot(points[:, 0], points[:, 1]) < 2.7
+        ground |= near & (points[:, 2] < self.config.thickness - self.config.sensor_height)
+        return ground
+
+
+def level(points: np.ndarray, config: GroundConfig) -> np.ndarray:
+    """Points (n, 3) turned so that z is up, undoing the sensor's mounting roll and pitch."""
+    if config.roll == config.pitch == 0.0:
+        return points
+    turn = Rotation.from_euler("xy", (config.roll, config.pitch), degrees=True)
+    return points @ turn.as_matrix().T.astype(np.float32)
+
+
+def grid_ground(points: np.ndarray, config: GroundConfig) -> np.ndarray:
+    """Points within `thickness` of the lowest surface that is nowhere steeper than STEEPEST."""
+    cell = np.floor(points[:, :2] / config.cell).astype(np.int64)
+    cell -= cell.min(axis=0)
+    shape = tuple(cell.max(axis=0) + 1)
+    flat = np.ravel_multi_index((cell[:, 0], cell[:, 1]), shape)
+
+    z = points[:, 2]
+    slack = STEEPEST * np.hypot(points[:, 0], points[:, 1]) + 0.5
+    plausible = np.abs(z + config.sensor_height) < slack  # not a treetop, not a reflection below
+    lowest = np.full(shape, np.inf, np.float32)
+    np.minimum.at(lowest.reshape(-1), flat[plausible], z[plausible])
+
+    # a lower envelope: no cell is higher than its neighbour plus the steepest rise between them
+    rise = np.float32(STEEPEST * config.cell)
+    for _ in range(int(np.ceil(REACH / config.cell))):
+        np.minimum(lowest[1:], lowest[:-1] + rise, out=lowest[1:])
+        np.minimum(lowest[:-1], lowest[1:] + rise, out=lowest[:-1])
+        np.minimum(lowest[:, 1:], lowest[:, :-1] + rise, out=lowest[:, 1:])
+        np.minimum(lowest[:, :-1], lowest[:, 1:] + rise, out=lowest[:, :-1])
+    return z < lowest.reshape(-1)[flat] + config.thickness
+
+
+def _available(method: str) -> str:
+    installed = importlib.util.find_spec("pypatchworkpp") is not None
+    if method == "patchwork" and not installed:
+        raise ValueError(
+            "ground.method patchwork needs pip install pypatchworkpp; or choose auto or grid"
+        )
+    return ("patchwork" if installed else "grid") if method == "auto" else method
+
+
+def _patchwork(config: GroundConfig):
+    import pypatchworkpp
+
+    parameters = pypatchworkpp.Parameters()
+    parameters.sensor_height = config.sensor_height
+    parameters.enable_RNR = False  # its reflection filter needs intensities on KITTI's scale
+    return pypatchworkpp.patchworkpp(parameters)

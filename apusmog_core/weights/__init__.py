@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that ship, by name, and weights in files: a configuration and a state, nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..config import ModelConfig, from_dict, to_dict
+from ..model import ApuSmog
+
+FOLDER = Path(__file__).parent
+SUFFIX = ".pt"
+
+
+def shipped() -> list[str]:
+    """Names that `load_network` knows."""
+    return sorted(path.stem for path in FOLDER.glob(f"*{SUFFIX}"))
+
+
+def find(name: str | Path) -> Path:
+    """The file behind a shipped name or a path; ValueError says what there is and how to train."""
+    for path in (Path(name), FOLDER / f"{name}{SUFFIX}"):
+        if path.is_file():
+            return path
+    names = ", ".join(shipped()) or "none"
+    raise ValueError(
+        f"weights {str(name)!r}: no such file, and not among the shipped ones ({names}); "
+        f"train them with: apusmog train config/train/{name}.yaml"
+    )
+
+
+def read(name: str | Path) -> dict[str, Any]:
+    """The stored dictionary: model, state, card."""
+    path = find(name)
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+        stored["model"], stored["state"]
+    except Exception as error:
+        raise ValueError(f"{path}: not APU-SMOG weights ({error})") from error
+    return stored
+
+
+def load_network(name: str | Path) -> ApuSmog:
+    """A network with stored weights, in float32 on the CPU."""
+    stored = read(name)
+    try:
+        network = ApuSmog(from_dict(ModelConfig, stored["model"]))
+        network.load_state_dict({k: v.float() for k, v in stored["state"].items()})
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"{find(name)}: weights of another version ({error})") from error
+    return network
+
+
+def save(network: ApuSmog, path: str | Path, card: dict[str, Any], half: bool = True) -> None:
+    """Weights and what is to be known of them, written in one step."""
+    state = {k: v.half() if half else v for k, v in network.state_dict().items()}
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    torch.save({"model": to_dict(network.config), "state": state, "card": card}, partial)
+    os.replace(partial, path)
