@@ -93,7 +93,7 @@ class Sensor:
     def jittered(self, seed: int, degrees: float = 0.03, metres: float = 0.02) -> Sensor:
         """As no two devices are alike: each ring tilted, shifted in azimuth and off in range.
 
-        `degrees` and `metres` are deviations; on upright planes of KITTI rings differ by about 2 cm."""
+        `degrees` and `metres` are deviations; on upright planes in KITTI rings differ by 2 cm."""
         rng = np.random.default_rng(seed)
         rings = len(self.elevation)
         elevation = np.sort(self.elevation + rng.normal(0, np.radians(degrees), rings))[::-1]
