@@ -6,12 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import wait_until
 
 from apusmog_core.data import read_points
 
@@ -70,40 +69,21 @@ def test_pipeline_on_kitti_makes_every_scan_of_a_drive_dense(tmp_path, untrained
         assert int(after) == 4 * int(before) == len(read_points(file).points)
 
 
-def test_subscribe_dense_reports_the_nearest_object():
-    rclpy = pytest.importorskip("rclpy", reason="rclpy is not installed")
+def test_subscribe_dense_reports_the_nearest_object(ros):
     from std_msgs.msg import Header
 
     from apusmog_ros import cloud
 
-    environment = dict(os.environ, ROS_DOMAIN_ID="77", PYTHONUNBUFFERED="1")
+    points = np.array([[9, 0, 0], [3, 4, 0], [3, 5, 0]], np.float32)
+    msg = cloud.write(Header(), points, instance=[1, 2, 2], generated=[0, 0, 1])
+    publisher = ros.peer.create_publisher(cloud.PointCloud2, "dense", 10)
     command = [sys.executable, EXAMPLES / "subscribe_dense.py"]
-    listener = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    context = rclpy.Context()
-    rclpy.init(context=context, domain_id=77)
-    try:
-        node = rclpy.create_node("sender", context=context)
-        publisher = node.create_publisher(cloud.PointCloud2, "dense", 10)
-        points = np.array([[9, 0, 0], [3, 4, 0], [3, 5, 0]], np.float32)
-        msg = cloud.write(Header(), points, instance=[1, 2, 2], generated=[0, 0, 1])
-        heard = threading.Event()
-        lines = []
-
-        def listen() -> None:
-            for line in listener.stdout:
-                lines.append(line)
-                heard.set()
-
-        threading.Thread(target=listen, daemon=True).start()
-        deadline = time.monotonic() + 30
-        while not heard.is_set() and time.monotonic() < deadline:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as listener:
+        try:
+            wait_until(publisher.get_subscription_count, "the listener")
             publisher.publish(msg)
-            heard.wait(0.1)
-        assert "object 2 at 5.00 m: 2 points, 1 of them new" in "".join(lines)
-        listener.send_signal(signal.SIGINT)
-        assert listener.wait(10) == 0
-    finally:
-        listener.kill()
-        rclpy.shutdown(context=context)
+            assert "object 2 at 5.00 m: 2 points, 1 of them new" in listener.stderr.readline()
+            listener.send_signal(signal.SIGINT)
+            assert listener.wait(10) == 0
+        finally:
+            listener.kill()
