@@ -252,6 +252,9 @@ class DataConfig:
     patches: int = setting(20000, "patches to prepare", low=1)
     points: int = setting(256, "input points of a surface patch", low=4, high=4096)
     ratios: tuple[float, ...] = setting((4.0,), "ratios to draw from, one for each step")
+    target_factor: float = setting(
+        1.0, "target points for each output point; 1 is the paper's", low=0.1, high=16.0
+    )
     jitter: float = setting(0.0, "largest standard deviation of input noise, patch radii", low=0.0)
     thinning: float = setting(0.0, "chance of thinning a patch unevenly", low=0.0, high=1.0)
 
@@ -311,14 +314,14 @@ class GroundConfig:
     roll: float = setting(0.0, "mounting roll, degrees", low=-45.0, high=45.0)
     pitch: float = setting(0.0, "mounting pitch, degrees", low=-45.0, high=45.0)
     cell: float = setting(0.5, "cell of the grid method, metres", low=0.05, high=10.0)
-    thickness: float = setting(0.2, "points this close above ground are ground", low=0.0, high=2.0)
+    thickness: float = setting(0.15, "points this close above ground are ground", low=0.0, high=2.0)
 
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    tolerance: float = setting(0.5, "points closer than this join, metres", low=0.02, high=10.0)
+    tolerance: float = setting(0.4, "points closer than this join, metres", low=0.02, high=10.0)
     adaptive: float = setting(
-        0.0, "added to the tolerance for each metre of range, metres", low=0.0, high=0.1
+        0.008, "added to the tolerance for each metre of range, metres", low=0.0, high=0.1
     )
     min_points: int = setting(16, "fewest points of an instance", low=1, high=100_000)
     max_points: int = setting(6000, "most points of an instance", low=1, high=10_000_000)
