@@ -76,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_export(command("export", export, "export a network to ONNX"))
     _add_view(command("view", view, "make a 3-D page of clouds, bags or folders"))
     _add_demo(command("demo", demo, "run the whole pipeline and show what comes out"))
-    command("bench", bench, "measure speed and quality on this machine")
+    _add_bench(command("bench", bench, "measure speed and memory, or compare two runs"))
     return parser
 
 
@@ -162,7 +162,7 @@ def upsample(args: argparse.Namespace) -> int:
     pairs = _pairs(args.input, args.output)
     up = _load(args)
     failed = 0
-    for source, target in tqdm(pairs, unit="cloud", disable=len(pairs) == 1):
+    for source, target in tqdm(pairs, unit="cloud", disable=len(pairs) == 1 or None):
         try:
             scan = read_points(source)
         except ValueError as error:
@@ -276,10 +276,10 @@ def _add_finetune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="write it even if it scores worse")
 
 
-def finetune(args: argparse.Namespace) -> None:
+def finetune(args: argparse.Namespace) -> int | None:
     from apusmog_core.finetune import finetune
 
-    finetune(args.scans, args.weights, args.out, force=args.force)
+    return finetune(args.scans, args.weights, args.out, force=args.force)
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:
@@ -287,9 +287,13 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
 
 
 def info(args: argparse.Namespace) -> None:
-    from apusmog_core.upsampler import Upsampler
+    from apusmog_core.weights import find, read
 
-    print(Upsampler.load(args.weights, device="cpu").describe())
+    stored = read(args.weights)
+    print(f"file: {find(args.weights)}")
+    for title in ("card", "model"):
+        for name, value in stored.get(title, {}).items():
+            print(f"{title}.{name}: {value}")
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
@@ -476,7 +480,7 @@ def evaluate_ablation(args: argparse.Namespace) -> None:
 def _progress(items):
     from tqdm import tqdm
 
-    return tqdm(items, unit="shape", leave=False)
+    return tqdm(items, unit="shape", leave=False, disable=None)
 
 
 def _print_table(rows) -> None:
@@ -529,7 +533,7 @@ def simulate(args: argparse.Namespace) -> None:
     from apusmog_core.simulate import Sensor, drive, write_kitti
 
     scans = drive(args.frames, args.seed, Sensor.named(args.sensor), args.meshes)
-    count = write_kitti(tqdm(scans, total=args.frames, unit="scan"), args.output)
+    count = write_kitti(tqdm(scans, total=args.frames, unit="scan", disable=None), args.output)
     print(f"{args.output}: {count} scans")
 
 
@@ -575,18 +579,28 @@ def view(args: argparse.Namespace) -> None:
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--bag", type=Path, help="a bag or KITTI drive of your own; simulated scans otherwise"
-    )
+    parser.add_argument("--bag", type=Path, help="a bag or folder of scans; simulated otherwise")
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder (%(default)s)")
 
 
-def demo(args: argparse.Namespace) -> int | None:
+def demo(args: argparse.Namespace) -> int:
     from apusmog_core.demo import demo
 
-    return demo(args.bag)
+    return demo(args.bag, args.out)
 
 
-def bench(args: argparse.Namespace) -> int | None:
-    from apusmog_core.bench import bench
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", nargs="+", metavar="SECTION", help="sections to measure (all)")
+    parser.add_argument("--compare", nargs=2, metavar=("OLD", "NEW"), help="two saved runs")
 
-    return bench()
+
+def bench(args: argparse.Namespace) -> int:
+    from apusmog_core.bench import SECTIONS, bench, compare
+
+    if args.compare:
+        print(compare(*args.compare))
+        return 0
+    unknown = set(args.only or ()) - set(SECTIONS)
+    if unknown:
+        raise ValueError(f"unknown section {', '.join(unknown)}; known: {', '.join(SECTIONS)}")
+    return bench(args.only)

@@ -201,6 +201,36 @@ def roughness(points: np.ndarray, ring: np.ndarray) -> float:
     return float(np.median(bends)) if len(bends) else 0.0
 
 
+def found_cases(
+    scans: str | Path, frames: int = 20, min_points: int = 64, max_range: float = 45.0
+) -> list[RingCase]:
+    """Objects that segmentation finds in at most `frames` scans, spread over all there are."""
+    from apusmog_core.data import open_scans
+    from apusmog_core.segment import Segmenter
+
+    opened, segment = open_scans(scans), Segmenter()
+    wanted = set(np.linspace(0, len(opened) - 1, min(frames, len(opened))).round().astype(int))
+    cases = []
+    for number, scan in enumerate(opened):
+        if number not in wanted:
+            continue
+        if scan.ring is None:
+            raise ValueError(f"{scans}: {scan.name} has no ring numbers, so none can be held out")
+        _, instance = segment(scan.points)
+        rays = metrics.MeasuredRays(scan.points)
+        for j in range(1, instance.max(initial=0) + 1):
+            index = np.flatnonzero(instance == j)
+            if len(index) < min_points:
+                continue
+            points, ring = scan.points[index], scan.ring[index]
+            surface = roughness(points, ring) < SURFACE_ROUGHNESS
+            case = ring_case(points, ring, surface, frame=scan.name, cluster=j, rays=rays)
+            cases += [case] if case and case.range < max_range else []
+    if not cases:
+        raise ValueError(f"{scans}: no object of {min_points} points within {max_range:g} m found")
+    return cases
+
+
 def simulated_cases(
     frames: int,
     seed: int = 0,

@@ -91,6 +91,8 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, complaint, capsys):
         (["evaluate", "rings", "--baselines"], "give SCANS, or --simulate"),
         (["evaluate", "rings", "{}", "--holdout", "{}", "--baselines"], "no FRAME.npz in it"),
         (["simulate", "{}/out", "--sensor", "X1"], "unknown sensor 'X1'"),
+        (["info", "{}/cloud.ply"], "cloud.ply: not APU-SMOG weights"),
+        (["upsample", "{}/cloud.ply", "{}/a.ply", "--weights", "none"], "weights 'none': no such"),
         (["view", "{}/none.bag"], "none.bag: no such file"),
     ],
 )

@@ -68,6 +68,21 @@ def test_roughness_tells_vegetation_from_surfaces_as_the_fixed_clusters_do(kitti
         assert found == pytest.approx(frame["roughness"][j], abs=1e-4)
 
 
+@real_scans
+def test_objects_are_found_in_scans_that_come_without_clusters():
+    cases = evaluate.found_cases(DATA / "kitti_raw_0051", frames=1)
+    scores = evaluate.score_rings(cases, evaluate.RING_BASELINES["range-interpolation"])
+    assert scores["surface"]["clusters"] >= 15 and scores["vegetation"]["clusters"] >= 15
+    # on other clusters of the same drive the score is much the same
+    assert scores["surface"]["f_10"] == pytest.approx(0.726, abs=0.1)
+
+
+def test_scans_without_rings_are_refused_by_name(tmp_path):
+    np.save(tmp_path / "cloud.npy", np.random.default_rng(0).normal(size=(500, 3)))
+    with pytest.raises(ValueError, match="cloud has no ring numbers"):
+        evaluate.found_cases(tmp_path)
+
+
 @real_shapes
 def test_midpoint_on_pugan_scores_as_published_within_two_percent():
     shapes = pugan.load_shapes(DATA / "pugan_test")
