@@ -84,6 +84,29 @@ class KittiDrive(ScanFiles):
         return np.linalg.inv(world[0]) @ world
 
 
+def tracklet_recall(
+    drive: KittiDrive, labels: Sequence[np.ndarray], least: int = 30
+) -> tuple[int, int]:
+    """How many labelled objects with `least` points there are, and how many one cluster found.
+
+    `labels` are the instances of each scan's points, 0 for none. Found: the cluster holds 80 % of
+    the points in the box, and 80 % of the cluster lie in the box enlarged by 0.3 m.
+    """
+    objects = found = 0
+    for scan, frame, label in zip(drive, drive.frames, labels, strict=True):
+        for box in drive.boxes.get(frame, []):
+            inside = label[box.contains(scan.points)]
+            if len(inside) < least:
+                continue
+            votes = np.bincount(inside)
+            votes[0] = 0
+            whole = scan.points[label == votes.argmax()]
+            held = votes.max() >= 0.8 * len(inside)
+            objects += 1
+            found += bool(held and box.contains(whole, margin=0.3).mean() >= 0.8)
+    return objects, found
+
+
 def read_tracklets(path: str | Path) -> dict[int, list[Box]]:
     """Boxes of a `tracklet_labels.xml`, by frame number."""
     try:

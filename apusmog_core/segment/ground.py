@@ -11,7 +11,7 @@ from scipy.spatial.transform import Rotation
 
 from ..config import GroundConfig
 
-STEEPEST = 0.2  # rise per metre that the grid method still takes for ground
+STEEPEST = 0.05  # rise per metre that the grid method takes for ground without seeing it
 REACH = 8.0  # metres that the grid method looks under objects for ground at their side
 
 

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instances by Euclidean clustering: voxels, their neighbours, connected components."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from scipy.ndimage import maximum_filter, minimum_filter
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial import cKDTree
+
+from ..config import ClusterConfig
+
+STANDING_CELL = 0.5  # metres
+BAND = 15.0  # metres of range that share one voxel size, where the tolerance grows with range
+BANDS = 64
+
+
+def find_instances(points: np.ndarray, config: ClusterConfig) -> np.ndarray:
+    """Instances of level points without ground: (n,) int32, 1.. from near to far, 0 for none."""
+    labels = np.zeros(len(points), np.int32)
+    standing = np.flatnonzero(where_something_stands(points, config.min_height))
+    if len(standing) == 0:
+        return labels
+    points = points[standing]
+    pieces = list(_within_limits(points, components(points, config), config))
+    distance = [np.linalg.norm(points[piece].mean(axis=0)) for piece in pieces]
+    for number, at in enumerate(np.argsort(distance), start=1):
+        labels[standing[pieces[at]]] = number
+    return labels
+
+
+def where_something_stands(points: np.ndarray, height: float) -> np.ndarray:
+    """Which points have something of this height around them: (n,) bool.
+
+    The rest is missed ground, which would glue one object to the next.
+    """
+    if len(points) == 0:
+        return np.zeros(0, bool)
+    cell = np.floor(points[:, :2] / STANDING_CELL).astype(np.int64)
+    cell -= cell.min(axis=0)
+    shape = tuple(cell.max(axis=0) + 1)
+    flat = cell[:, 0] * shape[1] + cell[:, 1]
+    highest = np.full(shape, -np.inf, np.float32)
+    lowest = np.full(shape, np.inf, np.float32)
+    np.maximum.at(highest.reshape(-1), flat, points[:, 2])
+    np.minimum.at(lowest.reshape(-1), flat, points[:, 2])
+    tall = maximum_filter(highest, 3) - minimum_filter(lowest, 3) >= height
+    return tall.reshape(-1)[flat]
+
+
+def components(points: np.ndarray, config: ClusterConfig) -> np.ndarray:
+    """Component number (n,) of points (n, 3): chains of neighbours within the tolerance.
+
+    Points that share a voxel count as one, at their mean; a voxel's diagonal is the tolerance.
+    """
+    band = np.zeros(len(points), np.int64)
+    if config.adaptive > 0.0:
+        band = np.minimum(np.linalg.norm(points, axis=1) // BAND, BANDS - 1).astype(np.int64)
+    edge = ((config.tolerance + config.adaptive * BAND * band) / np.sqrt(3)).astype(np.float32)
+    x, y, z = ((points - points.min(axis=0)) / edge[:, None]).astype(np.int64).T
+    key = band << 57 | x << 38 | y << 19 | z
+    key, inverse, count = np.unique(key, return_inverse=True, return_counts=True)
+    centres = np.stack([np.bincount(inverse, column) / count for column in points.T], axis=1)
+    first, second = _neighbours(centres, config).T
+    graph = coo_matrix((np.ones(len(first), bool), (first, second)), (len(count), len(count)))
+    return connected_components(graph, directed=False)[1][inverse]
+
+
+def _neighbours(centres: np.ndarray, config: ClusterConfig) -> np.ndarray:
+    """Pairs (m, 2) of centres closer than the tolerance at the nearer one's range."""
+    if config.adaptive == 0.0:
+        return _tree(centres).query_pairs(config.tolerance, output_type="ndarray")
+    distance = np.linalg.norm(centres, axis=1)
+    tolerance = config.tolerance + config.adaptive * distance
+    found = [np.empty((0, 2), np.int64)]
+    for near in np.arange(0.0, distance.max() + BAND, BAND):
+        widest = config.tolerance + config.adaptive * (near + BAND)
+        band = np.flatnonzero((distance >= near) & (distance < near + BAND + widest))
+        if len(band) < 2:
+            continue
+        pairs = band[_tree(centres[band]).query_pairs(widest, output_type="ndarray")]
+        first, second = pairs.T
+        gap = ((centres[first] - centres[second]) ** 2).sum(axis=1)
+        found.append(pairs[gap <= np.minimum(tolerance[first], tolerance[second]) ** 2])
+    return np.concatenate(found)
+
+
+def _tree(points: np.ndarray) -> cKDTree:
+    return cKDTree(points, balanced_tree=False, compact_nodes=False)  # quicker to build
+
+
+def _within_limits(
+    points: np.ndarray, component: np.ndarray, config: ClusterConfig
+) -> Iterator[np.ndarray]:
+    """Point indices of each component that keeps the limits; large ones in parts, or left out."""
+    order = np.argsort(component, kind="stable")
+    count = np.bincount(component)
+    start = np.cumsum(count) - count
+    columns = np.ascontiguousarray(points[order].T)  # (3, n), component after component
+    low = np.minimum.reduceat(columns, start, axis=1)
+    extent = np.maximum.reduceat(columns, start, axis=1) - low  # (3, components)
+    large = _parts(extent, count, config).max(axis=0) > 1
+    enough = (count >= config.min_points) & (extent[2] >= config.min_height)
+    for number in np.flatnonzero(enough):
+        piece = slice(start[number], start[number] + count[number])
+        if not large[number]:
+            yield order[piece]
+        elif config.large == "split":
+            for part in _split(columns[:, piece], config):
+                yield order[piece][part]
+
+
+def _split(columns: np.ndarray, config: ClusterConfig) -> Iterator[np.ndarray]:
+    """Indices into columns (3, n) of the parts that keep the limits, from repeated cuts."""
+    waiting = [np.arange(columns.shape[1])]
+    while waiting:
+        piece = waiting.pop()
+        if len(piece) < config.min_points:
+            continue
+        extent = np.ptp(columns[:, piece], axis=1)
+        parts = _parts(extent, len(piece), config)  # x, y, z, count
+        axis = int(parts.argmax())
+        if parts[axis] == 1:
+            if extent[2] >= config.min_height:
+                yield piece
+        elif axis < 3:  # too long: slices of equal length
+            values = columns[axis, piece]
+            share = (values - values.min()) / extent[axis]
+            cut = np.minimum(share * parts[axis], parts[axis] - 1).astype(np.int64)
+            waiting += [piece[cut == k] for k in range(parts[axis])]
+        else:  # too many: slices of equal count along the longest side
+            order = np.argsort(columns[extent.argmax(), piece], kind="stable")
+            waiting += np.array_split(piece[order], parts[axis])
+
+
+def _parts(extent: np.ndarray, count, config: ClusterConfig) -> np.ndarray:
+    """Into how many parts x, y, z and the count must be cut: (4, ...) int, 1 is within limits."""
+    sizes = (
+        *extent[:2] / config.max_extent,
+        extent[2] / config.max_height,
+        np.asarray(count) / config.max_points,
+    )
+    return np.maximum(np.ceil(np.stack(sizes) - 1e-6), 1).astype(np.int64)
