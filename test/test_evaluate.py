@@ -177,13 +177,13 @@ def test_training_patches_are_read_as_published_and_other_files_are_refused(tmp_
     with h5py.File(good, "w") as file:
         file["poisson_256"] = np.zeros((3, 256, 3))
         file["poisson_1024"] = np.ones((3, 1024, 6))
-    points, target = pu1k.training_patches(good)
+    points, target = pu1k.read_patches(good)
     assert points.shape == (3, 256, 3) and target.shape == (3, 1024, 3)
     assert points.dtype == target.dtype == np.float32
     with h5py.File(bad, "w") as file:
         file["poisson_256"] = np.zeros((3, 256, 3))
     with pytest.raises(ValueError, match="bad.h5: no 'poisson_1024'"):
-        pu1k.training_patches(bad)
+        pu1k.read_patches(bad)
     bad.write_bytes(b"no HDF5")
     with pytest.raises(ValueError, match="bad.h5: not a readable"):
-        pu1k.training_patches(bad)
+        pu1k.read_patches(bad)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 
-def training_patches(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
+def read_patches(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
     """Input (m, 256, 3) and target (m, 1024, 3) patches, float32, in the file's coordinates."""
     try:
         import h5py
