@@ -26,9 +26,10 @@ def find_instances(points: np.ndarray, config: ClusterConfig) -> np.ndarray:
         return labels
     points = points[standing]
     pieces = list(_within_limits(points, components(points, config), config))
-    distance = [np.linalg.norm(points[piece].mean(axis=0)) for piece in pieces]
-    for number, at in enumerate(np.argsort(distance), start=1):
-        labels[standing[pieces[at]]] = number
+    distance = np.linalg.norm(points, axis=1)
+    pieces.sort(key=lambda piece: distance[piece].min())
+    for number, piece in enumerate(pieces, start=1):
+        labels[standing[piece]] = number
     return labels
 
 

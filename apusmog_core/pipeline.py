@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One scan to one dense scan: filter -> ground -> instances -> ratios -> network -> intensity."""
+
+from __future__ import annotations
+
+import copy
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.spatial import cKDTree
+
+from .config import PipelineConfig
+from .segment import Ground, find_instances, level
+
+SENSOR = (0.0, 0.0, 0.0)  # scans are in the sensor's frame
+SMALLEST_SIDE = 0.1  # metres; a pole seen as one line of points still has an area
+FORGET = 0.2  # weight of the newest scan in the estimate of time a point
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """A scan's finite points and what they belong to."""
+
+    points: np.ndarray  # (n, 3) float32
+    intensity: np.ndarray  # (n,) float32, 0 where the sensor gives none
+    ground: np.ndarray  # (n,) bool
+    instance: np.ndarray  # (n,) uint32, 1.. from near to far, 0: ground and background
+    dropped: int = 0  # points that were not finite
+    timings: dict[str, float] = field(default_factory=dict)  # stage -> milliseconds
+
+    @property
+    def generated(self) -> np.ndarray:
+        """(n,) bool: none of these points is."""
+        return np.zeros(len(self.points), bool)
+
+    def instances(self) -> list[np.ndarray]:
+        """Indices of each instance's points, by its number."""
+        order = np.argsort(self.instance, kind="stable")
+        return np.split(order, np.cumsum(np.bincount(self.instance)))[1:-1]
+
+
+@dataclass(frozen=True, eq=False)
+class DenseScan:
+    """The instances of a scan, dense; ground and background stay in `segments`."""
+
+    points: np.ndarray  # (m, 3) float32
+    intensity: np.ndarray  # (m,) float32, of the nearest measured point
+    instance: np.ndarray  # (m,) uint32, 1..
+    generated: np.ndarray  # (m,) bool, False for measured points
+    segments: Segments
+    ratio: float  # as asked for
+    limited: str = ""  # which budget was bound, and what it cost
+    timings: dict[str, float] = field(default_factory=dict)  # stage -> milliseconds
+
+    @property
+    def effective_ratio(self) -> float:
+        """Output points for each measured point of an instance."""
+        return len(self.points) / max(np.count_nonzero(self.segments.instance), 1)
+
+
+class ScanPipeline:
+    """Makes the objects of scans dense; one object serves one stream of scans.
+
+    `segment` and `densify` may run in two threads, so that a scan is segmented while the network
+    works on the one before.
+    """
+
+    def __init__(self, config: PipelineConfig, upsampler=None):
+        self.config = config
+        self.upsampler = upsampler or _load(config)
+        self.ground = Ground(config.ground)
+        self.ms_per_point: float | None = None  # of the network, for each new point; learned
+
+    def configured(self, config: PipelineConfig) -> ScanPipeline:
+        """This pipeline with other settings; network, terrain and timing stay what they are."""
+        other = copy.copy(self)
+        other.config = config
+        if config.ground != self.config.ground:
+            other.ground = Ground(config.ground)
+        if config.seed != self.config.seed:
+            other.upsampler = copy.copy(self.upsampler)
+            other.upsampler.seed = config.seed
+        return other
+
+    @property
+    def device(self) -> str:
+        """Where the network runs."""
+        return str(self.upsampler.device)
+
+    def process(
+        self, points: np.ndarray, intensity: np.ndarray | None = None, ratio: float | None = None
+    ) -> DenseScan:
+        """One scan (n, 3), in the sensor's frame, to its dense objects."""
+        return self.densify(self.segment(points, intensity), ratio)
+
+    def segment(self, points: np.ndarray, intensity: np.ndarray | None = None) -> Segments:
+        """What is ground and which points form an object."""
+        timings: dict[str, float] = {}
+
+        # 1. finite points, and which of them are in range
+        with _timed(timings, "filter"):
+            points, intensity, dropped = _finite(points, intensity)
+            distance = np.linalg.norm(points, axis=1)
+            limits = self.config.range
+            near = np.flatnonzero((distance >= limits.min) & (distance <= limits.max))
+            upright = level(points[near], self.config.ground)
+
+        # 2. ground
+        with _timed(timings, "ground"):
+            on_ground = self.ground(upright)
+
+        # 3. instances of what is left
+        with _timed(timings, "cluster"):
+            ground = np.zeros(len(points), bool)
+            ground[near[on_ground]] = True
+            instance = np.zeros(len(points), np.uint32)
+            instance[near[~on_ground]] = find_instances(upright[~on_ground], self.config.cluster)
+        return Segments(points, intensity, ground, instance, dropped, timings)
+
+    def densify(self, segments: Segments, ratio: float | None = None) -> DenseScan:
+        """The instances, upsampled: round(ratio * n) points over all that the budgets allow."""
+        ratio = self.config.ratio if ratio is None else _checked(ratio)
+        timings = dict(segments.timings)
+        rows = segments.instances()
+        clouds = [segments.points[index] for index in rows]
+        sizes = np.array([len(cloud) for cloud in clouds], np.int64)
+
+        # 4. how many points each instance gets, within the budgets
+        with _timed(timings, "ratios"):
+            wanted = self._ratios(clouds, sizes, ratio) * sizes
+            served, limited = self._within_budgets(clouds, sizes, wanted)
+            counts = sizes.copy()  # the rest passes through
+            counts[served] = apportion(wanted[served])
+
+        # 5. the network; measured points come first
+        with _timed(timings, "upsample"):
+            grow = np.flatnonzero(served & (counts > 0))
+            dense = list(clouds)
+            for i in np.flatnonzero(counts == 0):
+                dense[i] = clouds[i][:0]
+            if len(grow):
+                results = self._upsample([clouds[i] for i in grow], counts[grow] / sizes[grow])
+                for i, result in zip(grow, results, strict=True):
+                    dense[i] = result
+        self._learn_pace(timings["upsample"], self._new(counts, sizes)[served].sum())
+
+        # 6. where the points come from
+        kept = np.where(served & (counts >= sizes) & (not self.config.keep_measured), 0, sizes)
+        generated = [np.arange(count) >= keep for count, keep in zip(counts, kept, strict=True)]
+        generated = np.concatenate(generated) if len(clouds) else np.zeros(0, bool)
+        points = np.concatenate(dense) if len(clouds) else np.zeros((0, 3), np.float32)
+        instance = np.repeat(np.arange(1, len(clouds) + 1, dtype=np.uint32), counts)
+        with _timed(timings, "intensity"):
+            intensity = _nearest_intensity(segments, points)
+        timings["total"] = sum(timings.values())
+        return DenseScan(points, intensity, instance, generated, segments, ratio, limited, timings)
+
+    def _upsample(self, clouds: list[np.ndarray], ratios: np.ndarray) -> list[np.ndarray]:
+        keep = self.config.keep_measured
+        return self.upsampler.upsample_many(clouds, ratios.tolist(), keep_input=keep, origin=SENSOR)
+
+    def _ratios(self, clouds: list[np.ndarray], sizes: np.ndarray, ratio: float) -> np.ndarray:
+        """Ratio of each instance: constant, or up to a density, so that far objects gain most."""
+        if self.config.density == 0.0:
+            return np.full(len(sizes), ratio)
+        area = np.array([visible_area(cloud) for cloud in clouds])
+        return np.clip(self.config.density * area / np.maximum(sizes, 1), min(1.0, ratio), ratio)
+
+    def _new(self, counts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """Points that the network makes for each instance."""
+        if self.config.keep_measured:
+            return np.maximum(counts - sizes, 0)
+        return np.where(counts >= sizes, counts, 0)  # fewer: a choice of the measured ones
+
+    def _within_budgets(
+        self, clouds: list[np.ndarray], sizes: np.ndarray, wanted: np.ndarray
+    ) -> tuple[np.ndarray, str]:
+        """Which instances the budgets allow, (k,) bool, and which budget was bound.
+
+        Those with the fewest points come first: they gain most and cost least.
+        """
+        served = np.ones(len(sizes), bool)
+        bound = []
+        order = np.argsort(sizes, kind="stable")
+        counts = np.ceil(wanted).astype(np.int64)
+
+        def limit(name: str, cost: np.ndarray, room: float) -> None:
+            over = order[np.cumsum(cost[order]) > room]
+            if served[over].any():
+                served[over] = False
+                bound.append(f"{name}: {len(over)} of {len(sizes)} instances pass through")
+
+        if self.config.max_points_out:
+            room = self.config.max_points_out - sizes.sum()
+            limit("max_points_out", np.maximum(counts - sizes, 0), room)
+        if self.config.time_budget_ms and len(sizes):
+            cost = self._new(counts, sizes)
+            cost[order[0]] = 0  # one is always served, or a slow moment would never be forgotten
+            limit("time_budget_ms", cost, self.config.time_budget_ms / self._pace(clouds[order[0]]))
+        return served, "; ".join(bound)
+
+    def _pace(self, cloud: np.ndarray) -> float:
+        """Milliseconds for each new point; the first time measured on one cloud."""
+        if self.ms_per_point is None:
+            self._upsample([cloud], np.array([2.0]))  # the first call ever is slow
+            start = time.perf_counter()
+            self._upsample([cloud], np.array([2.0]))
+            self._learn_pace(1e3 * (time.perf_counter() - start), len(cloud))
+        return self.ms_per_point
+
+    def _learn_pace(self, ms: float, new_points: int) -> None:
+        if new_points > 0:
+            pace = ms / float(new_points)
+            known = pace if self.ms_per_point is None else self.ms_per_point
+            self.ms_per_point = (1 - FORGET) * known + FORGET * pace
+
+
+def apportion(wanted: np.ndarray) -> np.ndarray:
+    """Whole counts (k,) nearest to `wanted` that add up to round(sum): largest remainders first."""
+    counts = np.floor(wanted).astype(np.int64)
+    missing = round(float(wanted.sum())) - counts.sum()
+    counts[np.argsort(counts - wanted, kind="stable")[:missing]] += 1
+    return counts
+
+
+def visible_area(points: np.ndarray) -> float:
+    """Square metres that points (n, 3) cover as the sensor sees them: width times height."""
+    ray = points[:, :2].mean(axis=0)
+    ray = ray / max(np.linalg.norm(ray), 1e-9)
+    width = np.ptp(points[:, 1] * ray[0] - points[:, 0] * ray[1])
+    height = np.ptp(points[:, 2])
+    return max(float(width), SMALLEST_SIDE) * max(float(height), SMALLEST_SIDE)
+
+
+def _nearest_intensity(segments: Segments, points: np.ndarray) -> np.ndarray:
+    """Intensity (m,) of the measured instance point nearest to each point."""
+    measured = np.flatnonzero(segments.instance)
+    values = segments.intensity[measured]
+    if len(points) == 0 or not values.any():
+        return np.zeros(len(points), np.float32)
+    tree = cKDTree(segments.points[measured], balanced_tree=False)
+    return values[tree.query(points, workers=-1)[1]]
+
+
+def _finite(points: np.ndarray, intensity: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, int]:
+    points = np.asarray(points, np.float32)
+    if points.ndim != 2 or points.shape[1] != 3:
+        raise ValueError(f"expected points of shape (n, 3), got {points.shape}")
+    intensity = np.zeros(len(points)) if intensity is None else np.asarray(intensity)
+    if intensity.shape != (len(points),):
+        raise ValueError(f"{len(points)} points, but intensity of shape {intensity.shape}")
+    finite = np.isfinite(points).all(axis=1)
+    dropped = len(points) - np.count_nonzero(finite)
+    if dropped:
+        points, intensity = points[finite], intensity[finite]
+    return points, intensity.astype(np.float32, copy=False), dropped
+
+
+def _checked(ratio: float) -> float:
+    if not (np.isfinite(ratio) and ratio > 0):
+        raise ValueError(f"ratio: {ratio} is not a number above zero")
+    return float(ratio)
+
+
+def _load(config: PipelineConfig):
+    from .upsampler import Upsampler  # imports torch
+
+    return Upsampler.load(config.weights, config.device, config.seed, config.precision)
+
+
+@contextmanager
+def _timed(timings: dict[str, float], stage: str):
+    start = time.perf_counter()
+    yield
+    timings[stage] = 1e3 * (time.perf_counter() - start)
