@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.spatial import cKDTree
 
 from .config import parse_device
 from .geometry import (
@@ -143,54 +141,39 @@ class Upsampler:
         grids, grid = scan_grid(clouds, eye)
         new = np.array(counts) - (sizes if keep_input else 0)
         per = max(LEAST_CANDIDATES, int(np.ceil(OVERSAMPLE * (new / sizes).max())))
-        candidates, confidence = self._cast(grid, sizes, grids, per)
+        shapes = [choice_metric(g, c / n) for g, c, n in zip(grids, counts, sizes, strict=True)]
+        levels = np.array([(max(1, round(across)), max(2, round(up))) for across, up in shapes])
+        candidates, confidence = self._cast(grid, sizes, grids, levels, per)
         starts = np.concatenate(([0], np.cumsum(sizes)))
         results = []
         for i, cloud in enumerate(clouds):
             rows = slice(starts[i], starts[i + 1])
             found = candidates[rows].reshape(-1, 3)
-            sure = confidence[rows].ravel()
             measured = grid[rows, :2] if keep_input else np.zeros((0, 2))
-            shape = choice_metric(grids[i], counts[i] / len(cloud))
-            chosen = choose(found[:, :2] * shape, sure, measured * shape, new[i])
+            spread = found[:, :2] * shapes[i]
+            chosen = choose(spread, confidence[rows].ravel(), measured * shapes[i], new[i])
             dense = grids[i].to_points(found[chosen])
             results.append(np.concatenate((cloud, dense)) if keep_input else dense)
         return results
 
-    def _cast(self, grid: np.ndarray, sizes: np.ndarray, grids: list[RayGrid], per: int):
+    def _cast(self, grid, sizes, grids: list[RayGrid], levels: np.ndarray, per: int):
         """Candidates (n, per, 3) in grid steps from the mixture, and how likely each is right."""
-        from .data.scans import sensor_context
-
-        k = self.config.neighbours
         cloud = np.repeat(np.arange(len(sizes)), sizes)
-        apart = grid[:, :2] + np.stack((cloud * 1e5, np.zeros(len(grid))), axis=1)
-        near = nearest(apart, k)
-        near = np.where(cloud[near] == cloud[:, None], near, np.arange(len(grid))[:, None])
-        edges = np.concatenate(([0], np.cumsum(sizes)))
-        context = np.concatenate(
-            [
-                sensor_context(g, grid[a:b])
-                for g, a, b in zip(grids, edges[:-1], edges[1:], strict=True)
-            ]
+        near = neighbours_within(grid, cloud, self.config.neighbours)
+        context = scan_context(grid, grids, sizes)
+        centre = (np.add.reduceat(grid, np.cumsum(sizes) - sizes) / sizes[:, None])[cloud]
+        local = (grid - centre).astype(np.float32)
+        gaps = ring_gaps(local, near)
+        points, near, context, gaps, levels = (
+            torch.from_numpy(a)[None].to(self.device)
+            for a in (local, near, context, gaps, levels[cloud].astype(np.float32))
         )
-        centre = np.repeat(
-            [grid[a:b].mean(axis=0) for a, b in zip(edges[:-1], edges[1:], strict=True)],
-            sizes,
-            axis=0,
-        )
-        points = torch.from_numpy((grid - centre).astype(np.float32))[None].to(self.device)
-        near_ = torch.from_numpy(near)[None].to(self.device)
-        noise = self._noise(len(grid), per)
         with torch.inference_mode(), self._autocast():
-            encoded = self.network.encode(
-                points, near_, torch.from_numpy(context)[None].to(self.device), CHUNK
-            )
-            rays = self.network.sample(self.network.mixture(encoded), noise)
+            encoded = self.network.encode(points, near, context, CHUNK)
+            rays = self.network.sample(self.network.mixture(encoded), self._noise(len(grid), per))
+            rays = snap_to_lattice(rays, gaps, levels)
             out = self.network.decode(encoded, rays, CHUNK // 2)
-        tolerance = 0.5  # grid steps of depth
-        sure = torch.sigmoid(out.hit) * -torch.expm1(
-            -tolerance * torch.exp(-out.log_scale.clamp(-5, 4))
-        )
+            sure = confidence(out.hit, out.log_scale)
         found = out.coarse.float().cpu().numpy().astype(np.float64).reshape(len(grid), per, 3)
         return found + centre[:, None], sure.float().cpu().numpy().reshape(len(grid), per)
 
@@ -290,6 +273,41 @@ def farthest_from(points: np.ndarray, others: np.ndarray, count: int) -> np.ndar
     return found[len(others) :].astype(np.int64) - len(others)
 
 
+# --- rays ----------------------------------------------------------------------------------------
+
+DEPTH_TOLERANCE = 0.5  # grid steps of depth by which a right answer may be off
+
+
+def confidence(hit: torch.Tensor, log_scale: torch.Tensor) -> torch.Tensor:
+    """Chance that the ray meets the object and the depth is within the tolerance."""
+    close = -torch.expm1(-DEPTH_TOLERANCE * torch.exp(-log_scale.clamp(-5, 4)))
+    return torch.sigmoid(hit) * close
+
+
+def ring_gaps(grid: np.ndarray, near: np.ndarray) -> np.ndarray:
+    """Steps (n, 2) to the measured rings above and below each point; one, where there is none."""
+    away = grid[near, :2] - grid[:, None, :2]  # (n, k, 2)
+    beside = np.abs(away[..., 0]) < 1.5
+    up = np.where(beside & (away[..., 1] > 0.4), away[..., 1], np.inf).min(axis=1)
+    down = np.where(beside & (away[..., 1] < -0.4), -away[..., 1], np.inf).min(axis=1)
+    gaps = np.stack((up, down), axis=1)
+    return np.where(gaps < 1.9, gaps, 1.0).astype(np.float32)
+
+
+def snap_to_lattice(rays: torch.Tensor, gaps: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
+    """Rays (.., K, s, 2) to the nearest ray of a sensor with `levels` (.., K, 2) times the pattern.
+
+    Between the measured rings nothing is known, and the middle of a gap is where a new point is
+    worth most; along a ring new points stand above and below the measured ones.
+    """
+    across, rings = levels[..., :1], levels[..., 1:]
+    gap = torch.where(rays[..., 1] > 0, gaps[..., :1], gaps[..., 1:])  # (.., K, s)
+    share = torch.round(rays[..., 1].abs() / gap * rings) / rings
+    up = torch.sign(rays[..., 1]) * gap * share.clamp(1 / rings, 1 - 1 / rings)
+    side = torch.round(rays[..., 0] * across) / across
+    return torch.stack((side * (across > 1), up), dim=-1)
+
+
 # --- the grid of a scan --------------------------------------------------------------------------
 
 
@@ -313,6 +331,20 @@ def scan_grid(clouds: Sequence[np.ndarray], eye: np.ndarray) -> tuple[list[RayGr
         grids.append(grid)
         parts.append(grid.to_grid(cloud))
     return grids, np.concatenate(parts)
+
+
+def neighbours_within(grid: np.ndarray, cloud: np.ndarray, k: int) -> np.ndarray:
+    """Nearest rays (n, k) among the points of the same cloud, itself first."""
+    apart = np.stack((grid[:, 0] + cloud * 1e5, grid[:, 1]), axis=1)
+    near = nearest(apart, k)
+    return np.where(cloud[near] == cloud[:, None], near, np.arange(len(grid))[:, None])
+
+
+def scan_context(grid: np.ndarray, grids: list[RayGrid], sizes: np.ndarray) -> np.ndarray:
+    """What the network is told of the scale (n, 2): ln(metres between rings), ln(step ratio)."""
+    up = np.repeat([g.step_elevation for g in grids], sizes)
+    along = np.repeat([g.step_azimuth for g in grids], sizes)
+    return np.stack((grid[:, 2] * up + np.log(up), np.log(up / along)), axis=1).astype(np.float32)
 
 
 # --- checks --------------------------------------------------------------------------------------
