@@ -42,7 +42,7 @@ class Statistics:
             for name, value in values.items():
                 self._samples[name].append(value)
 
-    def tell(self, **values: object) -> None:
+    def tell(self, values: dict[str, object]) -> None:
         """Set lines of the report that are not statistics."""
         with self._lock:
             self._values.update({name: str(value) for name, value in values.items()})

@@ -31,7 +31,9 @@ def box_markers(header: Header, boxes: Boxes, frame: np.ndarray) -> MarkerArray:
     for at, instance in enumerate(boxes.instance.tolist()):
         colour = colorsys.hsv_to_rgb(instance * GOLDEN % 1.0, 0.8, 1.0)
         box = Marker(header=header, ns="boxes", id=instance, type=Marker.CUBE)
-        box.pose = Pose(position=_filled(Point, centres[at]), orientation=_filled(Quaternion, quaternions[at]))
+        box.pose = Pose(
+            position=_filled(Point, centres[at]), orientation=_filled(Quaternion, quaternions[at])
+        )
         box.scale = _filled(Vector3, sizes[at])
         box.color = ColorRGBA(r=colour[0], g=colour[1], b=colour[2], a=0.3)
         text = Marker(header=header, ns="ids", id=instance, type=Marker.TEXT_VIEW_FACING)

@@ -4,11 +4,12 @@
 from pathlib import Path
 
 from ament_index_python.packages import PackageNotFoundError, get_package_prefix
-from launch import LaunchDescription
 from launch.actions import DeclareLaunchArgument, OpaqueFunction
 from launch.conditions import IfCondition
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
+
+from launch import LaunchDescription
 
 CONFIG = Path(__file__).resolve().parents[1] / "config"
 OUTPUTS = ("dense", "objects", "scene", "boxes")
@@ -85,7 +86,7 @@ def _program(executable: str, script: str) -> dict:
     try:
         if (Path(get_package_prefix("apusmog_ros")) / "lib/apusmog_ros" / executable).exists():
             return dict(package="apusmog_ros", executable=executable)
-    except PackageNotFoundError:
+    except (PackageNotFoundError, OSError):  # the latter where no ROS is sourced
         pass
     return dict(executable=script)
 

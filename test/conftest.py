@@ -87,7 +87,7 @@ class Ros:
     def close(self):
         for node, executor, thread in reversed(self._spinning):
             if hasattr(node, "close"):
-                assert node.close(), "a thread of the node did not end"
+                wait_until(node.close, "the end of the node's threads")
             executor.shutdown()
             thread.join(5)
             node.destroy_node()
