@@ -51,7 +51,7 @@ class Work:
     """One scan on its way through the stages, with the settings it started with."""
 
     header: Header  # of the output
-    frame: np.ndarray  # (4, 4) from the scan's frame to the output's
+    frame: np.ndarray | None  # (4, 4) from the scan's frame to the output's, if they differ
     wanted: set[str]  # outputs that somebody subscribes to
     pipeline: ScanPipeline
     segments: Segments
@@ -196,7 +196,7 @@ class UpsampleNode(Node):
             points, intensity, _ = cloud.read(msg)
         except ValueError as error:
             return self._skip("rejected", str(error))
-        header, frame = msg.header, np.eye(4)
+        header, frame = msg.header, None
         if target and target != header.frame_id:
             try:
                 frame = self._frames.lookup(target, header)
@@ -224,15 +224,14 @@ def _message(name: str, work: Work, dense: DenseScan | None) -> PointCloud2 | Ma
     objects = segments.instance > 0
     if name == "boxes":
         boxes = oriented_boxes(segments.points[objects], segments.instance[objects])
-        return box_markers(work.header, boxes, work.frame)
-    if name == "objects":
-        parts = [_columns(segments, objects)]
-    else:
-        parts = [_columns(dense)]
+        return box_markers(work.header, boxes, np.eye(4) if work.frame is None else work.frame)
+    columns = _columns(segments, objects) if name == "objects" else _columns(dense)
     if name == "scene":
-        parts.insert(0, _columns(segments, ~objects))
-    columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    points = columns.pop("points") @ work.frame[:3, :3].T + work.frame[:3, 3]
+        rest = _columns(segments, ~objects)
+        columns = {key: np.concatenate([rest[key], columns[key]]) for key in columns}
+    points = columns.pop("points")
+    if work.frame is not None:
+        points = points @ work.frame[:3, :3].T + work.frame[:3, 3]
     return cloud.write(work.header, points, **columns)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ANGLES = np.radians(np.arange(0, 90, 3))  # a rectangle looks the same after 90 degrees
+ANGLES = np.radians(np.arange(0, 90, 5)).astype(np.float32)  # a rectangle looks the same after 90 degrees
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ def oriented_boxes(points: np.ndarray, instance: np.ndarray) -> Boxes:
     if len(ids) == 0:
         empty = np.zeros((0, 3))
         return Boxes(ids, empty, empty, np.zeros(0))
-    sorted_points = points[order].astype(np.float64)
+    sorted_points = points[order]
     turn = np.stack([np.cos(ANGLES), np.sin(ANGLES)])  # (2, a)
     sides = sorted_points[:, :2] @ np.concatenate([turn, [-turn[1], turn[0]]], axis=1)  # (n, 2a)
     low, high = np.minimum.reduceat(sides, starts), np.maximum.reduceat(sides, starts)  # (k, 2a)
