@@ -321,7 +321,7 @@ class GroundConfig:
 class ClusterConfig:
     tolerance: float = setting(0.5, "points closer than this join, metres", low=0.02, high=10.0)
     adaptive: float = setting(
-        0.006, "added to the tolerance for each metre of range, metres", low=0.0, high=0.1
+        0.01, "added to the tolerance for each metre of range, metres", low=0.0, high=0.1
     )
     min_points: int = setting(16, "fewest points of an instance", low=1, high=100_000)
     max_points: int = setting(6000, "most points of an instance", low=1, high=10_000_000)
