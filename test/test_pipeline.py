@@ -171,14 +171,15 @@ def test_the_time_budget_is_held_from_the_first_scan_on():
 
 
 def test_a_density_gives_most_to_far_objects_and_never_more_than_the_ratio():
+    bare = {"ratio": 8.0, "ground.method": "none"}
     near, far = thing(5, 0, 900, seed=1), thing(35, 0, 60, seed=2)
-    sparse = pipeline(density=400.0, ratio=8.0).process(np.concatenate([near, far]))
+    sparse = pipeline(density=400.0, **bare).process(np.concatenate([near, far]))
     gain = np.bincount(sparse.instance)[1:] / np.bincount(sparse.segments.instance)[1:]
     assert gain[0] == 1.0  # has 900 points a square metre already
     area = visible_area(sparse.segments.points[sparse.segments.instance == 2])
     assert np.count_nonzero(sparse.instance == 2) == pytest.approx(400 * area, abs=1)
     assert gain[1] > 3
-    capped = pipeline(density=1e6, ratio=8.0).process(np.concatenate([near, far]))
+    capped = pipeline(density=1e6, **bare).process(np.concatenate([near, far]))
     assert len(capped.points) == 8 * 960
 
 
