@@ -18,7 +18,6 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile, ReliabilityPolicy, qos_policy_name_from_kind
 from rclpy.task import Future
-from rclpy.time import Time
 from sensor_msgs.msg import PointCloud2
 from std_msgs.msg import Header
 from visualization_msgs.msg import MarkerArray
@@ -211,10 +210,11 @@ class UpsampleNode(Node):
         started = time.perf_counter()
         for name in work.wanted:
             self._outputs[name].publish(_message(name, work, dense))
-        age = self.get_clock().now() - Time.from_msg(work.header.stamp)
+        stamp = work.header.stamp  # may be anything, also negative, which rclpy's Time refuses
+        age = self.get_clock().now().nanoseconds / 1e6 - (stamp.sec * 1e3 + stamp.nanosec / 1e6)
         times = dense.timings if dense else work.segments.timings
         self._statistics.count("published")
-        self._statistics.sample(**times, publish=_ms_since(started), age=age.nanoseconds / 1e6)
+        self._statistics.sample(**times, publish=_ms_since(started), age=age)
         self._statistics.tell(_facts(work, dense))
 
 

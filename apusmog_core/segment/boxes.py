@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ANGLES = np.radians(np.arange(0, 90, 5)).astype(np.float32)  # a rectangle looks the same after 90 degrees
+# a rectangle looks the same after 90 degrees
+ANGLES = np.radians(np.arange(0, 90, 5)).astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
