@@ -14,8 +14,8 @@ from scipy.spatial import cKDTree
 from ..config import ClusterConfig
 
 STANDING_CELL = 0.5  # metres
-BAND = 15.0  # metres of range that share one voxel size, where the tolerance grows with range
-BANDS = 64
+BAND = 10.0  # metres of range that share one tolerance, where it grows with range
+BANDS = 64  # beyond the last the voxels do not grow any more
 
 
 def find_instances(points: np.ndarray, config: ClusterConfig) -> np.ndarray:
@@ -75,17 +75,12 @@ def _neighbours(centres: np.ndarray, config: ClusterConfig) -> np.ndarray:
     if config.adaptive == 0.0:
         return _tree(centres).query_pairs(config.tolerance, output_type="ndarray")
     distance = np.linalg.norm(centres, axis=1)
-    tolerance = config.tolerance + config.adaptive * distance
     found = [np.empty((0, 2), np.int64)]
     for near in np.arange(0.0, distance.max() + BAND, BAND):
-        widest = config.tolerance + config.adaptive * (near + BAND)
-        band = np.flatnonzero((distance >= near) & (distance < near + BAND + widest))
-        if len(band) < 2:
-            continue
-        pairs = band[_tree(centres[band]).query_pairs(widest, output_type="ndarray")]
-        first, second = pairs.T
-        gap = ((centres[first] - centres[second]) ** 2).sum(axis=1)
-        found.append(pairs[gap <= np.minimum(tolerance[first], tolerance[second]) ** 2])
+        tolerance = config.tolerance + config.adaptive * near
+        band = np.flatnonzero((distance >= near) & (distance < near + BAND + tolerance))
+        if len(band) > 1:
+            found.append(band[_tree(centres[band]).query_pairs(tolerance, output_type="ndarray")])
     return np.concatenate(found)
 
 
