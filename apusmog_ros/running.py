@@ -13,30 +13,40 @@ from rclpy.executors import ExternalShutdownException
 
 
 def run(make_node: Callable, args: list[str] | None = None) -> int:
-    """Run a node until Ctrl-C or until its future `done` is; the exit code.
-
-    The node's `close()` says whether all its threads have ended.
-    """
-    node, code, ended = None, 0, True
+    """Run a node until its future `done` is, or until Ctrl-C; the exit code."""
+    node, interrupted = None, False
     try:
         rclpy.init(args=args)
         node = make_node()
         rclpy.spin_until_future_complete(node, node.done)
+        if node.done.done():
+            node.done.result()  # raises what went wrong
+        interrupted = not node.done.done()
     except (KeyboardInterrupt, ExternalShutdownException):
-        pass
+        interrupted = True
     except (ValueError, ParameterException) as error:
         print(error, file=sys.stderr)
-        code = 1
+        return 1
     except Exception:
-        if rclpy.ok():  # else Ctrl-C came while the node was being made
+        if rclpy.ok():
             raise
+        interrupted = True  # while the node was being made
     finally:
         if node is not None:
-            ended = node.close()
+            node.close()
             node.destroy_node()
         rclpy.try_shutdown()
-    if not ended:  # a thread deep in a network cannot be stopped, and would crash in a dying Python
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+    if interrupted:
+        _leave()
+    return 0
+
+
+def _leave() -> None:
+    """End the process now, all entities being closed.
+
+    A thread deep in the network cannot be stopped and would crash a dying interpreter, and to take
+    PyTorch apart would by itself cost the second that Ctrl-C may take.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("rclpy", reason="ROS 2 (rclpy) is not installed")
 
@@ -263,7 +264,10 @@ def test_other_weights_load_in_the_background_and_are_swapped_in(ros, tmp_path):
     under_test = Harness(ros)
     dense = under_test.listen("dense")
     before = under_test.ask(dense, scan(street(1), 0))
-    weights.save(ApuSmog(PRESETS["fast"]), tmp_path / "other.pt", {})
+    other = ApuSmog(PRESETS["fast"])
+    for values in other.parameters():
+        torch.nn.init.normal_(values, std=0.3)
+    weights.save(other, tmp_path / "other.pt", {})
     assert under_test.set(weights=str(tmp_path / "other.pt")).successful
     running = lambda: under_test.node._pipeline.config.weights  # noqa: E731
     wait_until(lambda: running().endswith("other.pt"), "the swap")
