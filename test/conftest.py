@@ -11,8 +11,8 @@ import pytest
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 DEADLINE = 30.0  # seconds that anything may take
-# three digits of the process id keep test runs side by side apart
-_domains = itertools.cycle(range(os.getpid() % 100, 100 + os.getpid() % 100))
+# starting at the process id keeps test runs side by side apart; domains above 101 may lack ports
+_domains = (1 + number % 100 for number in itertools.count(os.getpid()))
 
 
 @pytest.fixture
