@@ -14,6 +14,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +23,10 @@ import numpy as np
 from tqdm import tqdm
 
 from apusmog_core.data import open_scans
-from apusmog_core.view import Frame, picture, write_page
+from apusmog_core.view import Dense, Frame, picture, write_page
 
 if TYPE_CHECKING:
-    from apusmog_ros.watcher import Watcher
+    from apusmog_ros.watcher import Answer, Watcher
 
 RATIOS = (4.0, 6.5)  # before and after the change
 SPEED = 0.5  # of the recording: two CPU cores keep up, and dropped scans are holes in the page
@@ -46,20 +48,21 @@ def demo(bag: str | Path | None = None, out: str | Path = "demo") -> int:
         ) from error
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    scans = Path(bag) if bag else simulated_street(out / "street")
+    source = Path(bag) if bag else simulated_street(out / "street")
+    story = Story.of(source)
     # nothing of the demo leaves this machine, unless the user has said otherwise
     os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
     rclpy.init()
     try:
-        watcher = play(scans, out)
+        diagnostics = play(source, story, out)
     except RuntimeError as error:
         log = (out / "node.log").read_text().strip().splitlines()
         print("\n".join(["", *log[-5:], f"demo: {error}; the whole log: {out}/node.log"]))
         return 1
     finally:
         rclpy.try_shutdown()
-    print(table(watcher))
-    show(watcher, out)
+    print(table(story, diagnostics))
+    show(story, out)
     return 0
 
 
@@ -80,16 +83,71 @@ def simulated_street(folder: Path) -> Path:
     return folder
 
 
+# --- what happened -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Count:
+    """One dense cloud, counted."""
+
+    ratio: float  # asked for
+    instances: int
+    measured: int
+    points: int
+
+
+@dataclass
+class Story:
+    """The scans that are played, and what came back for them."""
+
+    order: dict[int, int]  # number of each scan by its stamp
+    scans: dict[int, np.ndarray]  # points of those kept for the page, by number
+    dense: dict[int, dict[float, Dense]] = field(default_factory=dict)  # by number and ratio
+    counts: list[Count] = field(default_factory=list)
+    ratio: float = RATIOS[0]  # of the present pass
+    reached: int = 0  # scans of the present pass, up to the latest that came back
+
+    @classmethod
+    def of(cls, source: Path) -> Story:
+        scans = open_scans(source)
+        count = min(len(scans), LONGEST)
+        keep = set(np.linspace(0, count - 1, min(count, PAGE_FRAMES)).round().astype(int).tolist())
+        order, kept = {}, {}
+        for number, scan in enumerate(islice(scans, count)):
+            order[_key(scan.stamp)] = number
+            if number in keep:
+                kept[number] = scan.points
+        return cls(order, kept)
+
+    def begin(self, ratio: float) -> None:
+        self.ratio, self.reached = ratio, 0
+
+    def add(self, answer: Answer) -> None:
+        number = self.order.get(_key(answer.stamp), len(self.order))  # unknown: beyond the end
+        measured = int(np.count_nonzero(~answer.generated))
+        instances = len(np.unique(answer.instance))
+        self.counts.append(Count(self.ratio, instances, measured, len(answer.points)))
+        self.reached = min(number + 1, len(self.order))
+        if number in self.scans:
+            dense = Dense(answer.points, answer.instance, answer.generated)
+            self.dense.setdefault(number, {})[self.ratio] = dense
+
+
+def _key(stamp: float) -> int:
+    """A stamp that survives seconds as a float: ten microseconds."""
+    return round(stamp * 1e5)
+
+
 # --- over DDS ------------------------------------------------------------------------------------
 
 
 @contextmanager
-def node(module: str, log: Path, *arguments: str, **parameters) -> Iterator[subprocess.Popen]:
+def node(module: str, log: Path, **parameters: object) -> Iterator[subprocess.Popen]:
     """A node as a process of its own, ended when the block is left."""
-    settings = [part for name, value in parameters.items() for part in ("-p", f"{name}:={value}")]
-    ros = ["--ros-args", "-r", f"__ns:={NAMESPACE}", *settings]
-    command = [sys.executable, "-m", f"apusmog_ros.{module}", *arguments, *ros]
+    given = [part for name, value in parameters.items() for part in ("-p", f"{name}:={value}")]
+    ros = ["--ros-args", "-r", f"__ns:={NAMESPACE}", *given]
     with log.open("w") as file:
+        command = [sys.executable, "-m", f"apusmog_ros.{module}", *ros]
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         try:
             yield process
@@ -102,85 +160,83 @@ def node(module: str, log: Path, *arguments: str, **parameters) -> Iterator[subp
                 process.wait()
 
 
-def play(scans: Path, out: Path) -> Watcher:
-    """Play the scans once for each ratio and watch what comes out."""
+def play(source: Path, story: Story, out: Path) -> dict[str, str]:
+    """Play the scans once for each ratio; the node's diagnostics at the end."""
     from apusmog_ros.watcher import Watcher, recording
 
-    count = min(len(open_scans(scans)), LONGEST)
-    keep = set(np.linspace(0, count - 1, min(count, PAGE_FRAMES)).round().astype(int).tolist())
     shutil.rmtree(out / "dense", ignore_errors=True)  # of the demo before
+    reliable = {"qos.input_reliability": "reliable"}
     with (
         recording(out / "dense", f"{NAMESPACE}/upsampler/dense") as record,
-        node("upsample_node", out / "node.log", ratio=RATIOS[0]) as upsampler,
+        node("upsample_node", out / "node.log", ratio=RATIOS[0], **reliable) as upsampler,
     ):
-        watcher = Watcher(record, keep, NAMESPACE)
-        ready = lambda: watcher.count_publishers("upsampler/dense")  # noqa: E731
-        watcher.wait_until(ready, "the upsample node", (upsampler,))
+        watcher = Watcher(NAMESPACE, story.add, record)
+        watcher.wait_until(lambda: watcher.diagnostics, "the upsample node", (upsampler,))
         for ratio in RATIOS:
             watcher.set_parameter("upsampler", "ratio", ratio)
-            watcher.start_pass(ratio)
-            play_once(watcher, upsampler, scans, count, out)
+            story.begin(ratio)
+            play_once(watcher, story, source, upsampler, out / "replay.log")
         watcher.diagnostics = {}
         watcher.wait_until(lambda: watcher.diagnostics, "diagnostics", (upsampler,))
-    return watcher
+    return watcher.diagnostics
 
 
-def play_once(watcher: Watcher, upsampler: subprocess.Popen, scans: Path, count: int, out: Path):
-    """Play up to `count` scans from the start, with a progress bar."""
-    replay = node("replay_node", out / "replay.log", str(scans), rate=SPEED, paused="true")
-    with replay as player, tqdm(total=count, desc=f"ratio {watcher.ratio:g}", unit="scan") as bar:
+def play_once(
+    watcher: Watcher, story: Story, source: Path, upsampler: subprocess.Popen, log: Path
+) -> None:
+    """Play the scans from the start until the last has come back, with a progress bar."""
+    count = len(story.order)
+    replay = node("replay_node", log, path=source, rate=SPEED, wait="true")
+    with replay as player, tqdm(total=count, desc=f"ratio {story.ratio:g}", unit="scan") as bar:
 
         def finished() -> bool:
-            played, answered = watcher.progress()
-            bar.update(min(played, count) - bar.n)
-            return answered and (played >= count or player.poll() is not None)
+            if story.reached > bar.n:
+                bar.update(story.reached - bar.n)
+            return story.reached == count
 
-        children = (upsampler, player)
-        heard = lambda: watcher.count_subscribers("points") > 1  # noqa: E731
-        watcher.wait_until(heard, "the nodes to find each other", children)
-        watcher.set_parameter("replay", "paused", False)
-        watcher.wait_until(finished, "dense clouds", children)
+        watcher.wait_until(finished, "a dense cloud", (upsampler, player))
 
 
 # --- what came of it -----------------------------------------------------------------------------
 
 
-def table(watcher: Watcher) -> str:
-    """Counts for each ratio, then the time of each stage as the node reports it."""
-    lines = [
-        "",
-        f"{'ratio':>8}{'scans':>8}{'objects':>9}{'points in':>11}{'points out':>12}{'out/in':>8}",
-    ]
+def table(story: Story, diagnostics: dict[str, str]) -> str:
+    """Means of each ratio's scans, then the time of each stage as the node reports it."""
+    names = ("ratio", "scans", "objects", "points in", "points out", "out/in")
+    lines = ["", "".join(f"{name:>12}" for name in names)]
     for ratio in RATIOS:
-        rows = [seen for seen in watcher.seen if seen.ratio == ratio]
-        objects = np.mean([row.instances for row in rows])
-        before = np.mean([row.measured for row in rows])
-        after = np.mean([row.points for row in rows])
-        lines.append(
-            f"{ratio:8g}{len(rows):8d}{objects:9.0f}{before:11.0f}{after:12.0f}"
-            f"{after / max(before, 1):8.2f}"
+        rows = [count for count in story.counts if count.ratio == ratio]
+        objects, before, after = np.mean(
+            [(row.instances, row.measured, row.points) for row in rows], axis=0
         )
-    lines += ["", "means a scan; from the node's diagnostics:"]
-    lines += [f"  {name:<28} {value}" for name, value in watcher.diagnostics.items()]
+        lines.append(
+            f"{ratio:12g}{len(rows):12d}{objects:12.0f}{before:12,.0f}{after:12,.0f}"
+            f"{after / max(before, 1):12.3f}"
+        )
+    shown = {name: value for name, value in diagnostics.items() if _of_interest(name)}
+    width = max(map(len, shown)) + 2
+    lines += ["", *(f"  {name:{width}}{value}" for name, value in shown.items())]
     return "\n".join(lines)
 
 
-def show(watcher: Watcher, out: Path) -> None:
-    """The page and the picture."""
-    stamps = [stamp for stamp in sorted(watcher.scans) if watcher.dense[stamp]]
-    if not stamps:
-        raise ValueError("no scan of those kept for the page came back; see the table above")
+def _of_interest(name: str) -> bool:
+    """Of the diagnostics; the age is left out, since the stamps are those of the recording."""
+    told = ("received", "published", "dropped", "weights", "device", "memory [MB]")
+    return name in told or (name.endswith("[ms]") and not name.startswith("age"))
+
+
+def show(story: Story, out: Path) -> None:
+    """Write the picture and the page."""
     frames = [
-        Frame(
-            f"scan at {(stamp - stamps[0]) / 1e9:.1f} s", watcher.scans[stamp], watcher.dense[stamp]
-        )
-        for stamp in stamps
+        Frame(f"scan {number}", story.scans[number], dense)
+        for number, dense in sorted(story.dense.items())
     ]
+    if not frames:
+        raise ValueError("every scan kept for the page was dropped; see the table above")
     first = frames[0]
     written = [
         picture(first.scan, first.dense[max(first.dense)], out / "before_after.png"),
         write_page(frames, out / "view.html", scan_points=100_000 * len(frames)),
+        out / "dense",
     ]
-    print()
-    for file in [*written, out / "dense"]:
-        print(f"  {file}")
+    print("\n" + "\n".join(f"  {path}" for path in written))

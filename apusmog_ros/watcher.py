@@ -19,77 +19,51 @@ from rclpy.parameter import Parameter
 from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import PointCloud2
 
-from apusmog_core.view import Dense
-
 from . import cloud
 
-PATIENCE = 60.0  # seconds without any message that are a failure
+PATIENCE = 60.0  # seconds without any dense cloud that are a failure
 QUEUE = 20
 
 
-@dataclass(frozen=True)
-class Seen:
-    """One dense cloud, counted."""
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """One dense cloud that came back; the fields that the page draws."""
 
-    ratio: float  # asked for
-    instances: int
-    measured: int
-    points: int
+    stamp: float  # seconds
+    points: np.ndarray  # (m, 3)
+    instance: np.ndarray  # (m,)
+    generated: np.ndarray  # (m,) bool
 
 
 class Watcher(Node):
-    """Sees the scans on `points` and the answers on `upsampler/dense`, and records the answers."""
+    """Hands every cloud of `upsampler/dense` to a function, and its bytes to another."""
 
-    def __init__(self, record: Callable[[int, bytes], None], keep: set[int], namespace: str):
+    def __init__(
+        self,
+        namespace: str,
+        seen: Callable[[Answer], None],
+        record: Callable[[int, bytes], None],
+    ):
         super().__init__("watcher", namespace=namespace)
-        self.ratio = 0.0  # of the present pass
-        self.seen: list[Seen] = []
-        self.scans: dict[int, np.ndarray] = {}  # by stamp, those to keep
-        self.dense: dict[int, dict[float, Dense]] = {}  # by stamp and ratio
-        self.diagnostics: dict[str, str] = {}
-        self._keep = keep  # numbers of the scans to keep, in order of arrival
-        self._played: list[int] = []  # stamps of the present pass
-        self._answered = -1  # the latest stamp that came back
-        self._record = record
-        self.create_subscription(PointCloud2, "points", self._on_scan, QUEUE)
+        self.answers = 0
+        self.diagnostics: dict[str, str] = {}  # of the upsampler, the latest
+        self._seen, self._record = seen, record
         self.create_subscription(PointCloud2, "upsampler/dense", self._on_dense, QUEUE, raw=True)
         self.create_subscription(DiagnosticArray, "/diagnostics", self._on_diagnostics, QUEUE)
 
-    # --- what it sees ---
-
-    def _on_scan(self, msg: PointCloud2) -> None:
-        stamp = _nanoseconds(msg)
-        if len(self._played) in self._keep and stamp not in self.scans:
-            self.scans[stamp], *_ = cloud.read(msg)
-            self.dense[stamp] = {}
-        self._played.append(stamp)
-
     def _on_dense(self, raw: bytes) -> None:
-        msg = deserialize_message(raw, PointCloud2)
-        stamp = self._answered = _nanoseconds(msg)
         self._record(time.time_ns(), raw)
+        msg = deserialize_message(raw, PointCloud2)
         rows = np.frombuffer(msg.data, cloud.DENSE)
-        generated = rows["generated"].astype(bool)
-        instances = len(np.unique(rows["instance"]))
-        self.seen.append(Seen(self.ratio, instances, int((~generated).sum()), len(rows)))
-        if stamp in self.scans:
-            points = np.stack([rows[axis] for axis in "xyz"], axis=1)
-            self.dense[stamp][self.ratio] = Dense(points, rows["instance"].copy(), generated)
+        points = np.stack([rows[axis] for axis in "xyz"], axis=1)
+        stamp = msg.header.stamp.sec + 1e-9 * msg.header.stamp.nanosec
+        self._seen(Answer(stamp, points, rows["instance"].copy(), rows["generated"].astype(bool)))
+        self.answers += 1
 
     def _on_diagnostics(self, msg: DiagnosticArray) -> None:
         for status in msg.status:
             if status.name.startswith(self.get_namespace()):
                 self.diagnostics = {pair.key: pair.value for pair in status.values}
-
-    # --- what it does ---
-
-    def start_pass(self, ratio: float) -> None:
-        """What comes from now on has this ratio."""
-        self.ratio, self._played, self._answered = ratio, [], -1
-
-    def progress(self) -> tuple[int, bool]:
-        """How many scans of this pass were played, and whether the latest has come back."""
-        return len(self._played), bool(self._played) and self._answered == self._played[-1]
 
     def set_parameter(self, node: str, name: str, value: object) -> None:
         """Set a parameter of another node through its service; ValueError with its reason."""
@@ -106,31 +80,26 @@ class Watcher(Node):
 
     def wait_until(
         self,
-        condition: Callable[[], bool],
+        condition: Callable[[], object],
         what: str,
         children: tuple[subprocess.Popen, ...] = (),
     ) -> None:
         """Spin until the condition holds; RuntimeError when a child fails or nothing happens."""
-        before, end = None, 0.0
+        answers, end = -1, 0.0
         while not condition():
             for child in children:
                 if child.poll():  # ended, and not well
                     raise RuntimeError(f"{child.args[2]} ended with code {child.returncode}")
-            now = (len(self._played), len(self.seen))
-            if now != before:
-                before, end = now, time.monotonic() + PATIENCE
+            if answers != self.answers:
+                answers, end = self.answers, time.monotonic() + PATIENCE
             if time.monotonic() > end:
                 raise RuntimeError(f"waited {PATIENCE:g} s in vain for {what}")
             rclpy.spin_once(self, timeout_sec=0.05)
 
 
-def _nanoseconds(msg: PointCloud2) -> int:
-    return msg.header.stamp.sec * 10**9 + msg.header.stamp.nanosec
-
-
 @contextmanager
 def recording(path: Path, topic: str) -> Iterator[Callable[[int, bytes], None]]:
-    """A new rosbag2 (mcap) of one topic of clouds; gives a function of a stamp and a message."""
+    """A new rosbag2 (mcap) of one topic of clouds; gives a function of a time and a message."""
     from rosbags.rosbag2 import StoragePlugin, Writer
     from rosbags.typesys import Stores, get_typestore
 
