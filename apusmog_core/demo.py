@@ -37,7 +37,9 @@ NAMESPACE = "/demo"
 LIBRARIES = "libusb-1.0-0 libgl1 libegl1 libx11-6 libgomp1"
 
 
-def demo(bag: str | Path | None = None, out: str | Path = "demo") -> int:
+def demo(
+    bag: str | Path | None = None, out: str | Path = "demo", weights: str | Path = "fast"
+) -> int:
     """Play simulated scans, or a bag's or folder's, through the node; the exit code."""
     try:
         import rclpy
@@ -54,7 +56,7 @@ def demo(bag: str | Path | None = None, out: str | Path = "demo") -> int:
     os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
     rclpy.init()
     try:
-        diagnostics = play(source, story, out)
+        diagnostics = play(source, story, out, weights)
     except RuntimeError as error:
         log = (out / "node.log").read_text().strip().splitlines()
         print("\n".join(["", *log[-5:], f"demo: {error}; the whole log: {out}/node.log"]))
@@ -160,15 +162,15 @@ def node(module: str, log: Path, **parameters: object) -> Iterator[subprocess.Po
                 process.wait()
 
 
-def play(source: Path, story: Story, out: Path) -> dict[str, str]:
+def play(source: Path, story: Story, out: Path, weights: str | Path) -> dict[str, str]:
     """Play the scans once for each ratio; the node's diagnostics at the end."""
     from apusmog_ros.watcher import Watcher, recording
 
     shutil.rmtree(out / "dense", ignore_errors=True)  # of the demo before
-    reliable = {"qos.input_reliability": "reliable"}
+    settings = {"ratio": RATIOS[0], "weights": weights, "qos.input_reliability": "reliable"}
     with (
         recording(out / "dense", f"{NAMESPACE}/upsampler/dense") as record,
-        node("upsample_node", out / "node.log", ratio=RATIOS[0], **reliable) as upsampler,
+        node("upsample_node", out / "node.log", **settings) as upsampler,
     ):
         watcher = Watcher(NAMESPACE, story.add, record)
         watcher.wait_until(lambda: watcher.diagnostics, "the upsample node", (upsampler,))

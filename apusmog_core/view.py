@@ -91,7 +91,7 @@ def _home(frames: Sequence[Frame]) -> dict:
     dense = [d.points for d in first.dense.values() if len(d.points)]
     focus = dense[0] if dense else first.scan
     target = np.median(focus, axis=0)
-    radius = np.quantile(np.linalg.norm(focus - target, axis=1), 0.8)
+    radius = np.quantile(np.linalg.norm(focus - target, axis=1), 0.65)
     low, high = np.quantile(first.scan[:, 2], (0.02, 0.995))
     extent = max(np.ptp(frame.scan, axis=0).max() for frame in frames)
     return dict(
