@@ -26,10 +26,18 @@ from .model import ApuSmog, parameter_count
 CHECKPOINT = "checkpoint.pt"
 
 
-def train(config: TrainConfig, resume: bool = False, start_from: str | None = None) -> Path:
-    """Trains to the end of the schedule and returns the weights file in `config.out`."""
+def train(
+    config: TrainConfig,
+    resume: bool = False,
+    start_from: str | None = None,
+    source: Source | None = None,
+) -> Path:
+    """Trains to the end of the schedule and returns the weights file in `config.out`.
+
+    Batches come from `source`, or from the data that the configuration names.
+    """
     with Processes(config.device) as processes:
-        run = Run(config, processes, resume, start_from)
+        run = Run(config, processes, resume, start_from, source)
         run.loop()
         return run.finish()
 
@@ -57,7 +65,9 @@ class Processes:
 class Run:
     """Everything that a checkpoint holds, and the loop over steps."""
 
-    def __init__(self, config: TrainConfig, processes: Processes, resume: bool, start_from):
+    def __init__(
+        self, config: TrainConfig, processes: Processes, resume: bool, start_from, source=None
+    ):
         if config.batch % processes.size:
             raise ValueError(
                 f"batch {config.batch} is not a multiple of {processes.size} processes"
@@ -78,7 +88,7 @@ class Run:
         self.path = Path(config.out) / CHECKPOINT
         if resume:
             self.load()
-        self.source = open_source(config)
+        self.source = source or open_source(config)
         self.loss = ray_loss if config.network.domain == "sensor" else surface_loss
 
     def loop(self) -> None:
