@@ -274,12 +274,33 @@ def _add_finetune(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, required=True, metavar="F", help="the weights file to write"
     )
     parser.add_argument("--force", action="store_true", help="write it even if it scores worse")
+    parser.add_argument(
+        "--steps", type=_count, default=400, metavar="N", help="optimiser steps (%(default)s)"
+    )
+    parser.add_argument("--rate", type=float, default=1e-4, help="learning rate (%(default)g)")
+    parser.add_argument(
+        "--frames",
+        type=_count,
+        default=100,
+        metavar="N",
+        help="most scans to use, spread evenly; the last fifth is held out (%(default)s)",
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything (%(default)s)")
 
 
-def finetune(args: argparse.Namespace) -> int | None:
+def finetune(args: argparse.Namespace) -> int:
     from apusmog_core.finetune import finetune
 
-    return finetune(args.scans, args.weights, args.out, force=args.force)
+    keys = ("force", "steps", "rate", "frames", "device", "seed")
+    options = {key: getattr(args, key) for key in keys}
+    outcome = finetune(args.scans, args.weights, args.out, **options)
+    _print_table(outcome.rows)
+    if outcome.written:
+        print(f"{args.out}: written")
+        return 0
+    _say(f"error: {args.out}: not written, the score on held-out scans got worse (see --force)")
+    return 1
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:
