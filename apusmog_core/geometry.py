@@ -164,3 +164,14 @@ def ray_grid(points: np.ndarray, origin, fallback: tuple[float, float] = DEFAULT
     steps = [m if np.isfinite(m) else f for m, f in zip(measured, fallback, strict=True)]
     steps[1] = max(steps[1], steps[0])  # rings are never closer than the points of one
     return RayGrid(origin, steps[0], steps[1], forward)
+
+
+def grid_context(grids: list[RayGrid], coordinates: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """What a network is told of the scale (n, 2): ln(metres between rings), ln(step ratio).
+
+    coordinates (n, 3) are those of all grids, sizes[i] of grid i.
+    """
+    up = np.repeat([g.step_elevation for g in grids], sizes)
+    along = np.repeat([g.step_azimuth for g in grids], sizes)
+    gap = coordinates[:, 2] * up + np.log(up)
+    return np.stack((gap, np.log(up / along)), axis=1).astype(np.float32)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.spatial import cKDTree
 
 from .config import parse_device
 from .geometry import (
@@ -16,6 +17,7 @@ from .geometry import (
     RayGrid,
     farthest,
     geodesic_patches,
+    grid_context,
     measure_steps,
     nearest,
     polar,
@@ -140,42 +142,43 @@ class Upsampler:
         sizes = np.array([len(c) for c in clouds])
         grids, grid = scan_grid(clouds, eye)
         new = np.array(counts) - (sizes if keep_input else 0)
-        per = max(LEAST_CANDIDATES, int(np.ceil(OVERSAMPLE * (new / sizes).max())))
-        shapes = [choice_metric(g, c / n) for g, c, n in zip(grids, counts, sizes, strict=True)]
-        levels = np.array([(max(1, round(across)), max(2, round(up))) for across, up in shapes])
-        candidates, confidence = self._cast(grid, sizes, grids, levels, per)
-        starts = np.concatenate(([0], np.cumsum(sizes)))
+        levels = np.array([lattice(g, c / n) for g, c, n in zip(grids, counts, sizes, strict=True)])
+        cloud = np.repeat(np.arange(len(sizes)), sizes)
+        found, sure, tier, owner = self._cast(grid, grids, sizes, cloud, levels, keep_input)
+        rows = best_of_each(owner, sure, tier, new, self.seed)
+        starts = np.concatenate(([0], np.cumsum(new)))
         results = []
-        for i, cloud in enumerate(clouds):
-            rows = slice(starts[i], starts[i + 1])
-            found = candidates[rows].reshape(-1, 3)
-            measured = grid[rows, :2] if keep_input else np.zeros((0, 2))
-            spread = found[:, :2] * shapes[i]
-            chosen = choose(spread, confidence[rows].ravel(), measured * shapes[i], new[i])
-            dense = grids[i].to_points(found[chosen])
-            results.append(np.concatenate((cloud, dense)) if keep_input else dense)
+        for i, points in enumerate(clouds):
+            dense = grids[i].to_points(found[rows[starts[i] : starts[i + 1]]])
+            results.append(np.concatenate((points, dense)) if keep_input else dense)
         return results
 
-    def _cast(self, grid, sizes, grids: list[RayGrid], levels: np.ndarray, per: int):
-        """Candidates (n, per, 3) in grid steps from the mixture, and how likely each is right."""
-        cloud = np.repeat(np.arange(len(sizes)), sizes)
+    def _cast(self, grid, grids, sizes, cloud, levels, keep_input):
+        """The rays of denser sensors: grid coordinates (m, 3), confidence, tier and cloud of each."""
         near = neighbours_within(grid, cloud, self.config.neighbours)
-        context = scan_context(grid, grids, sizes)
         centre = (np.add.reduceat(grid, np.cumsum(sizes) - sizes) / sizes[:, None])[cloud]
         local = (grid - centre).astype(np.float32)
         gaps = ring_gaps(local, near)
-        points, near, context, gaps, levels = (
+        points, index, context = (
             torch.from_numpy(a)[None].to(self.device)
-            for a in (local, near, context, gaps, levels[cloud].astype(np.float32))
+            for a in (local, near, grid_context(grids, grid, sizes))
         )
+        results = []
         with torch.inference_mode(), self._autocast():
-            encoded = self.network.encode(points, near, context, CHUNK)
-            rays = self.network.sample(self.network.mixture(encoded), self._noise(len(grid), per))
-            rays = snap_to_lattice(rays, gaps, levels)
-            out = self.network.decode(encoded, rays, CHUNK // 2)
-            sure = confidence(out.hit, out.log_scale)
-        found = out.coarse.float().cpu().numpy().astype(np.float64).reshape(len(grid), per, 3)
-        return found + centre[:, None], sure.float().cpu().numpy().reshape(len(grid), per)
+            encoded = self.network.encode(points, index, context, CHUNK)
+            for anchors, rays, tier in lattice_rays(gaps, levels[cloud], keep_input):
+                chosen = torch.from_numpy(anchors).to(self.device)
+                out = self.network.decode_at(
+                    encoded, torch.from_numpy(rays)[None].to(self.device), chosen, CHUNK // 2
+                )
+                sure = confidence(out.hit, out.log_scale).float().cpu().numpy()[0]
+                found = out.coarse[0].float().cpu().numpy()
+                valid = (tier >= 0).ravel()
+                owner = np.repeat(anchors, rays.shape[1])[valid]
+                results.append(
+                    (found[valid] + centre[owner], sure[valid], tier.ravel()[valid], cloud[owner])
+                )
+        return (np.concatenate(column) for column in zip(*results, strict=True))
 
     # --- clouds seen from nowhere ---
 
@@ -240,41 +243,34 @@ class Upsampler:
 # --- which candidates stay -----------------------------------------------------------------------
 
 
-def choice_metric(grid: RayGrid, ratio: float) -> np.ndarray:
-    """Scale of (azimuth, elevation) steps in which the chosen points are spread evenly.
-
-    New rings come first; only where they would be closer than the points of a ring does the
-    azimuth get denser too.
-    """
-    shape = grid.step_elevation / grid.step_azimuth
-    rings = min(ratio, max(np.sqrt(ratio * shape), 1.0))
-    return np.array([ratio / rings, rings])
-
-
-def choose(
-    candidates: np.ndarray, sure: np.ndarray, measured: np.ndarray, count: int
+def best_of_each(
+    owner: np.ndarray, sure: np.ndarray, tier: np.ndarray, counts: np.ndarray, seed: int
 ) -> np.ndarray:
-    """Indices of `count` candidates (m, 2): the likely ones, spread far from all others."""
-    enough = min(len(candidates), int(np.ceil(1.3 * count)))
-    bar = min(0.5, np.partition(sure, -enough)[-enough]) if count else 0.0
-    likely = np.flatnonzero(sure >= bar)
-    return likely[farthest_from(candidates[likely], measured, count)]
+    """Rows of the candidates that stay, counts[i] of owner i, together in the order of owners.
+
+    Coarse tiers of the lattice come before fine ones, and likely points before unlikely ones. The
+    last tier is seldom needed whole: there the choice is random, so that it stays even.
+    """
+    even = np.random.default_rng(seed).random(len(sure))
+    unlikely = sure < LIKELY
+    order = np.lexsort((np.where(tier == 0, -sure, even), tier + 100 * unlikely, owner))
+    edges = np.searchsorted(owner[order], np.arange(len(counts) + 1))
+    rank = np.arange(len(order)) - edges[owner[order]]
+    return order[rank < counts[owner[order]]]
 
 
 def farthest_from(points: np.ndarray, others: np.ndarray, count: int) -> np.ndarray:
-    """Indices of `count` points, each the farthest from `others` and those before it."""
-    import fpsample
-
-    if len(others) == 0:
-        return farthest(points, count)
-    together = np.concatenate((others, points)).astype(np.float32)
-    start = np.arange(len(others)).tolist()
-    found = fpsample.fps_sampling(together, len(others) + count, start_idx=start)
-    return found[len(others) :].astype(np.int64) - len(others)
+    """Indices of `count` points far from `others` and from each other."""
+    away, _ = cKDTree(others).query(points, workers=-1)
+    # Half of the best distance keeps clear of the others, and leaves enough to choose from.
+    enough = min(len(points), max(count, len(points) // 2))
+    clear = np.argpartition(-away, enough - 1)[:enough]
+    return clear[farthest(points[clear], count)]
 
 
 # --- rays ----------------------------------------------------------------------------------------
 
+LIKELY = 0.3  # confidence below which a candidate is a last resort
 DEPTH_TOLERANCE = 0.5  # grid steps of depth by which a right answer may be off
 
 
@@ -285,27 +281,47 @@ def confidence(hit: torch.Tensor, log_scale: torch.Tensor) -> torch.Tensor:
 
 
 def ring_gaps(grid: np.ndarray, near: np.ndarray) -> np.ndarray:
-    """Steps (n, 2) to the measured rings above and below each point; one, where there is none."""
+    """Steps (n, 2) to the measured rings above and below each point, nan where there is none."""
     away = grid[near, :2] - grid[:, None, :2]  # (n, k, 2)
     beside = np.abs(away[..., 0]) < 1.5
     up = np.where(beside & (away[..., 1] > 0.4), away[..., 1], np.inf).min(axis=1)
     down = np.where(beside & (away[..., 1] < -0.4), -away[..., 1], np.inf).min(axis=1)
     gaps = np.stack((up, down), axis=1)
-    return np.where(gaps < 1.9, gaps, 1.0).astype(np.float32)
+    return np.where(gaps < 1.9, gaps, np.nan).astype(np.float32)
 
 
-def snap_to_lattice(rays: torch.Tensor, gaps: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """Rays (.., K, s, 2) to the nearest ray of a sensor with `levels` (.., K, 2) times the pattern.
+def lattice(grid: RayGrid, ratio: float) -> tuple[int, int]:
+    """How many times the pattern gets denser, in azimuth and in rings; at least `ratio` together.
 
-    Between the measured rings nothing is known, and the middle of a gap is where a new point is
-    worth most; along a ring new points stand above and below the measured ones.
+    Rings come first; only where they would be closer than the points of one does azimuth follow.
     """
-    across, rings = levels[..., :1], levels[..., 1:]
-    gap = torch.where(rays[..., 1] > 0, gaps[..., :1], gaps[..., 1:])  # (.., K, s)
-    share = torch.round(rays[..., 1].abs() / gap * rings) / rings
-    up = torch.sign(rays[..., 1]) * gap * share.clamp(1 / rings, 1 - 1 / rings)
-    side = torch.round(rays[..., 0] * across) / across
-    return torch.stack((side * (across > 1), up), dim=-1)
+    shape = grid.step_elevation / grid.step_azimuth
+    rings = max(2, round(min(ratio, max(np.sqrt(ratio * shape), 1.0))))
+    return max(1, int(np.ceil(ratio / rings - 1e-9))), rings
+
+
+def lattice_rays(gaps: np.ndarray, levels: np.ndarray, keep_input: bool):
+    """Yields anchors (a,), rays (a, s, 2) and tiers (a, s): the denser sensor's rays, each once.
+
+    A point looks after the gap above it, and after the gap below where it is the lowest. Tier 0 is
+    on the new rings in the columns of the measured points, tier 1 between the columns; -1 marks
+    rays that are not there.
+    """
+    across, rings = levels.max(axis=0)
+    side, up = (a.ravel() for a in np.meshgrid(np.arange(across), np.arange(rings)))
+    lowest = np.flatnonzero(np.isnan(gaps[:, 1]))
+    own = 1 if keep_input else 0  # the ray of the point itself is the first
+    for anchors, gap, skip in (
+        (np.arange(len(gaps)), np.nan_to_num(gaps[:, 0], nan=1.0), own),
+        (lowest, -np.ones(len(lowest)), across),
+    ):
+        if len(anchors) == 0 or skip >= len(side):
+            continue
+        mine, x, y = levels[anchors], side[skip:], up[skip:]
+        rise = gap[:, None] * y / mine[:, 1:]
+        rays = np.stack((np.broadcast_to(x / mine[:, :1], rise.shape), rise), axis=-1)
+        inside = (x < mine[:, :1]) & (y < mine[:, 1:])
+        yield anchors, rays.astype(np.float32), np.where(inside, (x > 0).astype(np.int64), -1)
 
 
 # --- the grid of a scan --------------------------------------------------------------------------
@@ -338,13 +354,6 @@ def neighbours_within(grid: np.ndarray, cloud: np.ndarray, k: int) -> np.ndarray
     apart = np.stack((grid[:, 0] + cloud * 1e5, grid[:, 1]), axis=1)
     near = nearest(apart, k)
     return np.where(cloud[near] == cloud[:, None], near, np.arange(len(grid))[:, None])
-
-
-def scan_context(grid: np.ndarray, grids: list[RayGrid], sizes: np.ndarray) -> np.ndarray:
-    """What the network is told of the scale (n, 2): ln(metres between rings), ln(step ratio)."""
-    up = np.repeat([g.step_elevation for g in grids], sizes)
-    along = np.repeat([g.step_azimuth for g in grids], sizes)
-    return np.stack((grid[:, 2] * up + np.log(up), np.log(up / along)), axis=1).astype(np.float32)
 
 
 # --- checks --------------------------------------------------------------------------------------

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..geometry import RayGrid, nearest, ray_grid
+from ..geometry import grid_context, nearest, ray_grid
 
 PROBES = 6  # rays cast around each input point
 MAX_NEIGHBOURS = 16
@@ -30,13 +32,6 @@ class RaySample:
     probes: np.ndarray  # (n, PROBES, 3): ray and depth, grid steps from the anchor
     hit: np.ndarray  # (n, PROBES): the ray meets this object
     gap: float  # metres between rings
-
-
-def sensor_context(grid: RayGrid, coordinates: np.ndarray) -> np.ndarray:
-    """What the network is told of the scale: ln(metres between rings), ln(step ratio)."""
-    gap = coordinates[:, 2] * grid.step_elevation + np.log(grid.step_elevation)
-    shape = np.full(len(gap), np.log(grid.step_elevation / grid.step_azimuth))
-    return np.stack((gap, shape), axis=1).astype(np.float32)
 
 
 def grid_neighbours(coordinates: np.ndarray, k: int) -> np.ndarray:
@@ -97,7 +92,7 @@ def _sample(scene, sensor, at, instance, points, rng) -> RaySample:
     return RaySample(
         coordinates.astype(np.float32),
         grid_neighbours(coordinates, MAX_NEIGHBOURS).astype(np.int32),
-        sensor_context(grid, coordinates),
+        grid_context([grid], coordinates, np.array([len(coordinates)])),
         np.concatenate((rays, np.where(hit, depth, 0.0)[..., None]), axis=2).astype(np.float32),
         hit,
         float(np.exp(np.median(coordinates[:, 2]) * grid.step_elevation) * grid.step_elevation),
@@ -148,23 +143,27 @@ class RaySamples:
 
 
 def prepare(count: int, seed: int, meshes: str | None, cache: str | Path) -> RaySamples:
-    """At least `count` samples, simulated once and cached."""
+    """At least `count` samples, simulated once on all cores and cached; the same for a seed."""
     path = Path(cache) / f"rays-{count}-{seed}{'-meshes' if meshes else ''}.npz"
     if path.is_file():
         return RaySamples.load(path)
     from tqdm import tqdm
 
     samples: list[RaySample] = []
-    street = seed * 1_000_000
-    with tqdm(total=count, desc="simulating", unit="object") as bar:
-        while len(samples) < count:
-            found = street_samples(street, meshes)
+    streets = range(seed * 1_000_000, (seed + 1) * 1_000_000)
+    simulate = partial(street_samples, meshes=meshes)
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        bar = tqdm(total=count, desc="simulating", unit="object")
+        for found in pool.imap(simulate, streets, chunksize=4):
             samples += found
             bar.update(len(found))
-            street += 1
+            if len(samples) >= count:
+                break
+        bar.close()
+        pool.terminate()
     path.parent.mkdir(parents=True, exist_ok=True)
     data = RaySamples.of(samples)
-    partial = path.with_suffix(".partial.npz")
-    data.save(partial)
-    partial.replace(path)
+    unfinished = path.with_suffix(".partial.npz")
+    data.save(unfinished)
+    unfinished.replace(path)
     return data

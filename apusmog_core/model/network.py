@@ -140,22 +140,28 @@ class ApuSmog(nn.Module):
     # --- decoder side, once for each sample ---
 
     def decode(self, encoded: Encoded, samples: Tensor, chunk: int = 0) -> Decoded:
-        """samples (B, K, s, 2 or 3) -> K * s points; the first K anchors unless chunked."""
+        """samples (B, K, s, 2 or 3) of all K components -> K * s points, refined."""
         every = torch.arange(encoded.points.shape[1], device=samples.device)
         anchors = every[self.anchors(len(every))]
-        parts = [
-            self._decode(encoded, samples[:, r], anchors[r]) for r in slices(len(anchors), chunk)
-        ]
+        out = self.decode_at(encoded, samples, anchors, chunk)
+        repeat = anchors.repeat_interleave(samples.shape[2])
+        k = self.config.refine_neighbours or 4 * samples.shape[2]
+        for block in self.refine:
+            near = nearest_in_batch(out.fine, k)
+            features, spacing = encoded.memory[:, repeat], encoded.spacing[:, repeat]
+            rows = slices(len(repeat), chunk)
+            out.fine = cat([block(out.fine, features, spacing, near, r) for r in rows])
+        return out
+
+    def decode_at(
+        self, encoded: Encoded, samples: Tensor, anchors: Tensor, chunk: int = 0
+    ) -> Decoded:
+        """samples (B, K, s, 2 or 3) of the given anchors (K,) -> K * s points, not refined."""
+        rows = slices(len(anchors), chunk)
+        parts = [self._decode(encoded, samples[:, r], anchors[r]) for r in rows]
         columns = zip(*parts, strict=True)
         coarse, log_scale, hit = (None if c[0] is None else cat(list(c)) for c in columns)
-        fine = coarse
-        if len(self.refine):
-            repeat = anchors.repeat_interleave(samples.shape[2])
-            k = self.config.refine_neighbours or 4 * samples.shape[2]
-            for block in self.refine:
-                near = nearest_in_batch(fine, k)
-                fine = block(fine, encoded.memory[:, repeat], encoded.spacing[:, repeat], near)
-        return Decoded(coarse, fine, log_scale, hit)
+        return Decoded(coarse, coarse, log_scale, hit)
 
     def _decode(self, encoded: Encoded, samples: Tensor, anchors: Tensor):
         near = encoded.neighbours[:, anchors]

@@ -21,11 +21,12 @@ class Refinement(nn.Module):
         nn.init.zeros_(self.residual[2].bias)
 
     def forward(
-        self, coarse: Tensor, features: Tensor, spacing: Tensor, neighbours: Tensor
+        self, coarse: Tensor, features: Tensor, spacing: Tensor, neighbours: Tensor, rows: slice
     ) -> Tensor:
-        """coarse (B, M, 3), anchor features (B, M, D), spacing (B, M, 1) -> refined (B, M, 3)."""
-        offsets = (gather(coarse, neighbours) - coarse[:, :, None]) / spacing[:, :, None]
+        """coarse (B, M, 3), anchor features (B, M, D), spacing (B, M, 1) -> refined rows."""
+        near, reach = neighbours[:, rows], spacing[:, rows]
+        offsets = (gather(coarse, near) - coarse[:, rows, None]) / reach[:, :, None]
         x = self.enter(features)
-        block = self.leave(self.layer(x, x, offsets, neighbours))
-        moved = self.residual(features + torch.relu(block))
-        return coarse + spacing * torch.tanh(moved)
+        block = self.leave(self.layer(x[:, rows], x, offsets, near))
+        moved = self.residual(features[:, rows] + torch.relu(block))
+        return coarse[:, rows] + reach * torch.tanh(moved)

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any cloud, any ratio: exact counts, nothing lost, clear refusals."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial import cKDTree
+
+from apusmog_core import Upsampler
+from apusmog_core.config import PRESETS, ModelConfig
+from apusmog_core.geometry import farthest, geodesic_patches, ray_grid
+from apusmog_core.model import ApuSmog
+from apusmog_core.weights import save, shipped
+
+RATIOS = (0.5, 1, 1.5, 1.98, 2.34, 3.45, 4, 4.93, 7.72, 9.51, 18.11, 22.86)
+EYE = (0.0, 0.0, 0.0)
+
+
+@pytest.fixture(scope="module", params=["default", "fast", "paper"])
+def up(request):
+    """Small networks without training: what is tested here holds for any weights."""
+    torch.manual_seed(0)
+    values = {**vars(PRESETS[request.param]), "width": 16, "neighbours": 6}
+    return Upsampler(ApuSmog(ModelConfig(**values)))
+
+
+def ball(count: int, seed: int = 0) -> np.ndarray:
+    points = np.random.default_rng(seed).normal(size=(count, 3))
+    return points / np.linalg.norm(points, axis=1, keepdims=True) + [20.0, 3.0, 0.0]
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_the_count_is_exactly_ratio_times_points(up, ratio):
+    for count in (1, 2, 5, 64, 300):
+        for keep in (False, True):
+            dense = up.upsample(ball(count), ratio, keep_input=keep, origin=EYE)
+            assert dense.shape == (round(ratio * count), 3) and dense.dtype == np.float32
+            assert np.isfinite(dense).all()
+
+
+def test_clouds_of_different_sizes_and_ratios_go_together(up):
+    clouds = [ball(n, n) for n in (1, 17, 90)]
+    dense = up.upsample_many(clouds, [4, 0.5, 2.34], origin=EYE)
+    assert [len(d) for d in dense] == [4, round(8.5), round(2.34 * 90)]
+
+
+def test_measured_points_come_first_and_unchanged(up):
+    points = ball(80).astype(np.float32)
+    dense = up.upsample(points, 3.3, keep_input=True, origin=EYE)
+    assert np.array_equal(dense[:80], points)
+    assert cKDTree(points).query(dense[80:])[0].max() > 0  # and the rest is new
+
+
+def test_the_same_seed_gives_the_same_cloud(up):
+    points = ball(70)
+    first, again = (up.upsample(points, 2.7, origin=EYE) for _ in range(2))
+    assert np.array_equal(first, again)
+
+
+def test_new_points_stay_near_the_cloud(up):
+    if up.config.output == "absolute":
+        pytest.skip("the paper's absolute output goes anywhere before training")
+    points = ball(200)
+    dense = up.upsample(points, 4, origin=EYE)
+    assert cKDTree(points).query(dense)[0].max() < 1.0
+
+
+def test_millimetres_survive_offsets_of_a_map(up):
+    offset = np.array([451_234.5, 5_412_345.25, 300.0])
+    points = ball(60)
+    near = up.upsample(points, 2, origin=EYE)
+    far = up.upsample(points + offset, 2, origin=np.array(EYE) + offset)
+    assert far.dtype == np.float64
+    gap = cKDTree(near).query(far - offset)[0]
+    assert np.median(gap) < 1e-3
+
+
+def test_a_ratio_below_one_thins_to_points_of_the_cloud(up):
+    points = ball(100).astype(np.float32)
+    thin = up.upsample(points, 0.25, origin=EYE)
+    assert len(thin) == 25 and cKDTree(points).query(thin)[0].max() == 0
+
+
+@pytest.mark.parametrize("shape", ["plane", "line", "duplicates"])
+def test_degenerate_clouds_give_finite_points(up, shape):
+    points = ball(50)
+    if shape == "plane":
+        points[:, 0] = 20
+    elif shape == "line":
+        points[:, :2] = 20, 0
+    else:
+        points[:] = points[0]
+    dense = up.upsample(points, 4.5, origin=EYE)
+    assert dense.shape == (225, 3) and np.isfinite(dense).all()
+
+
+@pytest.mark.parametrize(
+    ("points", "reason"),
+    [
+        (np.zeros((0, 3)), "empty"),
+        (np.zeros((5, 4)), "shape"),
+        (np.full((5, 3), np.nan), "5 of 5 points are not finite"),
+        (np.array([["a", "b", "c"]]), "numbers"),
+    ],
+)
+def test_bad_clouds_are_refused_with_the_reason(up, points, reason):
+    with pytest.raises(ValueError, match=reason):
+        up.upsample(points, 2, origin=EYE)
+
+
+@pytest.mark.parametrize("ratio", [0, -1, np.nan, np.inf])
+def test_bad_ratios_are_refused(up, ratio):
+    with pytest.raises(ValueError, match="ratio"):
+        up.upsample(ball(10), ratio, origin=EYE)
+
+
+def test_weights_that_see_from_a_sensor_ask_for_it(up):
+    if up.config.domain == "sensor":
+        with pytest.raises(ValueError, match="pass origin="):
+            up.upsample(ball(10), 2)
+    else:
+        assert len(up.upsample(ball(10), 2)) == 20
+
+
+def test_a_turned_scan_gives_the_turned_result(up):
+    if up.config.domain != "sensor":
+        pytest.skip("only the sensor's grid knows a vertical")
+    turn = np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
+    points = ball(90)
+    straight = up.upsample(points, 3, origin=EYE)
+    turned = up.upsample(points @ turn.T, 3, origin=EYE)
+    assert np.median(cKDTree(straight @ turn.T).query(turned)[0]) < 1e-3
+
+
+def test_missing_weights_say_what_there_is_and_how_to_train():
+    with pytest.raises(ValueError, match="apusmog train"):
+        Upsampler.load("no-such-weights")
+
+
+def test_weights_survive_a_file(tmp_path, up):
+    save(up.network, tmp_path / "w.pt", {"note": "test"}, half=False)
+    again = Upsampler.load(tmp_path / "w.pt", device="cpu")
+    points = ball(40)
+    assert np.array_equal(again.upsample(points, 2, origin=EYE), up.upsample(points, 2, origin=EYE))
+
+
+def test_a_file_that_is_no_weights_is_named(tmp_path):
+    (tmp_path / "w.pt").write_bytes(b"not weights")
+    with pytest.raises(ValueError, match=r"w\.pt: not APU-SMOG weights"):
+        Upsampler.load(tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_weights_load_and_fill_a_sphere(name):
+    points = ball(256)
+    dense = Upsampler.load(name, device="cpu").upsample(points, 4, origin=EYE)
+    radius = np.linalg.norm(dense - [20.0, 3.0, 0.0], axis=1)
+    assert np.median(np.abs(radius - 1)) < 0.1
+
+
+def test_patches_cover_every_point_and_follow_the_surface():
+    rng = np.random.default_rng(0)
+    sheets = rng.random((2000, 3)) * [1, 1, 0]
+    sheets[1000:, 2] = 0.05  # two sheets closer than a patch is wide
+    patches = geodesic_patches(sheets, 128)
+    assert len(np.unique(patches)) > 1990
+    one_sided = [np.ptp(sheets[p, 2]) == 0 for p in patches]
+    assert np.mean(one_sided) > 0.9
+
+
+def test_farthest_points_are_distinct_and_spread():
+    points = np.random.default_rng(0).random((500, 3))
+    index = farthest(points, 50)
+    assert len(np.unique(index)) == 50
+    random_gap = np.median(cKDTree(points[:50]).query(points[:50], k=2)[0][:, 1])
+    assert np.median(cKDTree(points[index]).query(points[index], k=2)[0][:, 1]) > 1.5 * random_gap
+
+
+def test_the_ray_grid_finds_the_steps_of_the_sensor_and_inverts():
+    along, up_step = np.radians(0.2), np.radians(0.8)
+    azimuth, elevation = np.meshgrid(np.arange(30) * along + 3.1, np.arange(6) * up_step - 0.1)
+    reach = 20 + np.random.default_rng(0).normal(0, 0.02, azimuth.size)
+    flat = reach * np.cos(elevation.ravel())
+    points = np.stack(
+        (
+            flat * np.cos(azimuth.ravel()),
+            flat * np.sin(azimuth.ravel()),
+            reach * np.sin(elevation.ravel()),
+        ),
+        axis=1,
+    )
+    grid = ray_grid(points, np.zeros(3))
+    assert grid.step_azimuth == pytest.approx(along, rel=0.02)
+    assert grid.step_elevation == pytest.approx(up_step, rel=0.02)
+    assert np.allclose(grid.to_points(grid.to_grid(points)), points, atol=1e-9)
