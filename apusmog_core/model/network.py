@@ -142,7 +142,7 @@ class ApuSmog(nn.Module):
     def decode(self, encoded: Encoded, samples: Tensor, chunk: int = 0) -> Decoded:
         """samples (B, K, s, 2 or 3) of all K components -> K * s points, refined."""
         every = torch.arange(encoded.points.shape[1], device=samples.device)
-        anchors = every[self.anchors(len(every))]
+        anchors = every[self.anchors(every.shape[0])]
         out = self.decode_at(encoded, samples, anchors, chunk)
         repeat = anchors.repeat_interleave(samples.shape[2])
         k = self.config.refine_neighbours or 4 * samples.shape[2]
@@ -157,7 +157,7 @@ class ApuSmog(nn.Module):
         self, encoded: Encoded, samples: Tensor, anchors: Tensor, chunk: int = 0
     ) -> Decoded:
         """samples (B, K, s, 2 or 3) of the given anchors (K,) -> K * s points, not refined."""
-        rows = slices(len(anchors), chunk)
+        rows = slices(anchors.shape[0], chunk)
         parts = [self._decode(encoded, samples[:, r], anchors[r]) for r in rows]
         columns = zip(*parts, strict=True)
         coarse, log_scale, hit = (None if c[0] is None else cat(list(c)) for c in columns)
@@ -214,8 +214,9 @@ class ApuSmog(nn.Module):
 
 
 def slices(count: int, chunk: int) -> list[slice]:
-    step = chunk or max(count, 1)
-    return [slice(start, min(start + step, count)) for start in range(0, max(count, 1), step)]
+    if not chunk:
+        return [slice(None)]  # without a number, so that an exported network takes any count
+    return [slice(start, min(start + chunk, count)) for start in range(0, max(count, 1), chunk)]
 
 
 def cat(parts: list[Tensor]) -> Tensor:
