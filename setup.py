@@ -38,7 +38,8 @@ setup(
         ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
         (f"share/{NAME}", ["package.xml"]),
         (f"share/{NAME}/launch", glob("launch/*.launch.py")),
-        (f"share/{NAME}/config", glob("config/*")),
+        (f"share/{NAME}/config", glob("config/*.*")),
+        (f"share/{NAME}/config/train", glob("config/train/*.yaml")),
     ],
     install_requires=[
         "numpy>=1.24",
