@@ -26,6 +26,9 @@ def nearest(points: np.ndarray, k: int, queries: np.ndarray | None = None) -> np
 
 def nearest_in_batch(points: Tensor, k: int) -> Tensor:
     """Indices (B, N, k) of the k nearest points of each patch (B, N, 3), itself first."""
+    if torch.compiler.is_compiling():  # for export: the same operations for any size
+        away = (points[:, :, None] - points[:, None]).square().sum(-1)
+        return away.topk(k, largest=False).indices
     k_found = min(k, points.shape[1])
     if points.shape[1] > 4096:  # a full distance matrix would not fit
         found = [nearest(p.cpu().numpy(), k) for p in points.detach()]

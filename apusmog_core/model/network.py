@@ -144,12 +144,12 @@ class ApuSmog(nn.Module):
         every = torch.arange(encoded.points.shape[1], device=samples.device)
         anchors = every[self.anchors(every.shape[0])]
         out = self.decode_at(encoded, samples, anchors, chunk)
-        repeat = anchors.repeat_interleave(samples.shape[2])
+        repeat = anchors[:, None].expand(samples.shape[1:3]).flatten()
         k = self.config.refine_neighbours or 4 * samples.shape[2]
         for block in self.refine:
             near = nearest_in_batch(out.fine, k)
             features, spacing = encoded.memory[:, repeat], encoded.spacing[:, repeat]
-            rows = slices(len(repeat), chunk)
+            rows = slices(repeat.shape[0], chunk)
             out.fine = cat([block(out.fine, features, spacing, near, r) for r in rows])
         return out
 
