@@ -30,7 +30,6 @@ clean:
 # --- the environment: made once, again when what it is made from changes --------------------------
 
 LIBRARIES := libusb-1.0-0 libgl1 libegl1 libx11-6 libgomp1 # Open3D and PyTorch load these
-HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
 SUPPORTED := import sys; assert (3, 10) <= sys.version_info[:2] <= (3, 12)
 ROS_LOADS := $(if $(ROS_DISTRO),; import rclpy)
 
@@ -52,14 +51,12 @@ fi; \
 echo "creating .venv with $$($$python --version)"
 endef
 
-# Debian and Ubuntu: install what is missing as root, else say how. The compiler is for fpsample, which
-# has no wheels. Without a browser only its test is skipped.
+# Debian and Ubuntu: install what is missing as root, else say how. No browser only skips its test.
 define system_packages
 if command -v dpkg >/dev/null; then \
 	missing=; browser=; \
 	for package in $(LIBRARIES); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
 	python3 -c 'import ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
-	command -v g++ >/dev/null && python3 -c '$(HEADERS)' || missing="$$missing g++ python3-dev"; \
 	which chromium chromium-browser google-chrome 2>/dev/null | grep -q . || browser=chromium; \
 	if [ "$$(id -u)" = 0 ] && [ -n "$$missing$$browser" ]; then \
 		export DEBIAN_FRONTEND=noninteractive; apt-get update -q; \
