@@ -205,6 +205,8 @@ class ModelConfig:
         0, "k of the refinement; 0 means 4r, as in the paper", low=0, high=128
     )
 
+    refine_width: int = setting(0, "feature size of the refinement; 0 means D", low=0, high=1024)
+
     def __post_init__(self):
         validate(self)
         if self.width % self.heads:
@@ -222,14 +224,17 @@ PRESETS: dict[str, ModelConfig] = {
         output="absolute",
         covariance="clamp",
     ),
-    "default": ModelConfig(),
+    "default": ModelConfig(
+        width=32, encoder_hidden=32, decoder_hidden=64, refine_neighbours=8, refine_width=16
+    ),
     "lidar": ModelConfig(domain="sensor", learned_weights=True, refinements=0),
     "fast": ModelConfig(
         domain="sensor",
         learned_weights=True,
         refinements=0,
         width=32,
-        neighbours=12,
+        neighbours=9,  # the three by three rays around a point
+        encoder_layers=0,
         encoder_hidden=32,
         decoder_hidden=64,
         decoder_layers=1,

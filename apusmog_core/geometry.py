@@ -30,8 +30,8 @@ def nearest_in_batch(points: Tensor, k: int) -> Tensor:
         away = (points[:, :, None] - points[:, None]).square().sum(-1)
         return away.topk(k, largest=False).indices
     k_found = min(k, points.shape[1])
-    if points.shape[1] > 4096:  # a full distance matrix would not fit
-        found = [nearest(p.cpu().numpy(), k) for p in points.detach()]
+    if not points.is_cuda or points.shape[1] > 4096:  # trees are faster, or need less memory
+        found = [nearest(p.cpu().numpy(), k) for p in points.detach().float()]
         return torch.as_tensor(np.stack(found), device=points.device)
     with torch.no_grad():
         index = torch.cdist(points, points).topk(k_found, largest=False).indices

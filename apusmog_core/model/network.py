@@ -64,7 +64,9 @@ class ApuSmog(nn.Module):
         else:
             self.head = mlp(width, width, 3)
         refine = config.refinements if not sensor else 0
-        self.refine = nn.ModuleList(Refinement(width) for _ in range(refine))
+        self.refine = nn.ModuleList(
+            Refinement(width, config.refine_width or width) for _ in range(refine)
+        )
 
     # --- encoder side, once for each input point ---
 

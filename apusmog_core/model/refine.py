@@ -12,11 +12,11 @@ from .attention import PointTransformerLayer, gather, mlp
 class Refinement(nn.Module):
     """Point transformer block on the coarse coordinates, then a bounded residual."""
 
-    def __init__(self, width: int):
+    def __init__(self, features: int, width: int):
         super().__init__()
-        self.enter, self.leave = nn.Linear(width, width), nn.Linear(width, width)
+        self.enter, self.leave = nn.Linear(features, width), nn.Linear(width, features)
         self.layer = PointTransformerLayer(width, width)
-        self.residual = mlp(width, width, 3)
+        self.residual = mlp(features, width, 3)
         nn.init.zeros_(self.residual[2].weight)
         nn.init.zeros_(self.residual[2].bias)
 
