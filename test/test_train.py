@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training: reproducible, exact to resume, the same in two processes as in one."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from apusmog_core.baselines import midpoint
+from apusmog_core.config import PRESETS, DataConfig, ModelConfig, TrainConfig
+from apusmog_core.data import scans
+from apusmog_core.data.meshes import MeshPatches, augment
+from apusmog_core.geometry import nearest_in_batch
+from apusmog_core.losses import chamfer, ray_loss, surface_loss
+from apusmog_core.model import ApuSmog
+from apusmog_core.train import keep_allocations, learning_rate, train
+
+o3d = pytest.importorskip("open3d", reason="open3d makes the training data")
+TINY = {"width": 8, "heads": 2, "neighbours": 6, "encoder_hidden": 8, "decoder_hidden": 8}
+
+
+@pytest.fixture(scope="module")
+def mesh_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("meshes")
+    o3d.io.write_triangle_mesh(str(folder / "torus.ply"), o3d.geometry.TriangleMesh.create_torus())
+    return folder
+
+
+@pytest.fixture
+def config(mesh_folder, tmp_path_factory):
+    data = DataConfig(
+        meshes=str(mesh_folder), cache=str(mesh_folder / "cache"), points=32, ratios=(2.0, 3.5)
+    )
+    return TrainConfig(
+        model=ModelConfig(**TINY),
+        data=data,
+        out=str(tmp_path_factory.mktemp("run")),
+        steps=20,
+        batch=4,
+        warmup=2,
+        device="cpu",
+    )
+
+
+def weights_of(path):
+    return torch.load(path, weights_only=True)["state"]
+
+
+def same(a, b, **tolerance):
+    return all(torch.allclose(a[n].float(), b[n].float(), **tolerance) for n in a)
+
+
+def test_twenty_steps_are_ten_and_a_resume_and_ten_more(config, tmp_path, monkeypatch):
+    whole = weights_of(train(config))
+    halves = replace(config, out=str(tmp_path))
+    from apusmog_core import train as module
+
+    save, advance = module.Run.save, module.Run.advance
+
+    def interrupted(run, forward):
+        if run.step == 10:
+            save(run)
+            raise KeyboardInterrupt
+        return advance(run, forward)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Run, "advance", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(halves)
+    assert same(whole, weights_of(train(halves, resume=True)), atol=0, rtol=0)
+
+
+def test_two_processes_train_what_one_does(config, tmp_path):
+    alone = weights_of(train(replace(config, steps=6)))
+    script = tmp_path / "run.py"
+    both = replace(config, steps=6, out=str(tmp_path / "both"))
+    script.write_text(
+        "from apusmog_core.config import *\nfrom apusmog_core.train import train\n"
+        f"train({both!r})\n"
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*launcher, str(script)], check=True, timeout=240, env=environment)
+    together = weights_of(tmp_path / "both" / "weights.pt")
+    assert same(alone, together, atol=2e-3)
+
+
+def test_resuming_without_a_checkpoint_says_so(config):
+    with pytest.raises(ValueError, match="no checkpoint to resume"):
+        train(config, resume=True)
+
+
+def test_the_rate_warms_up_and_ends_where_it_should():
+    config = TrainConfig(steps=1000, warmup=100)
+    rates = [learning_rate(config, step) for step in range(1001)]
+    assert rates[0] < rates[50] < rates[99] == pytest.approx(config.rate)
+    assert all(a >= b for a, b in zip(rates[100:], rates[101:], strict=False))
+    assert rates[-1] == pytest.approx(config.rate_end)
+
+
+def test_overfitting_one_patch_beats_the_midpoints_four_times():
+    """Dense enough to leave interpolation behind: the bumps between the points are learned."""
+    keep_allocations()
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    grid = np.stack(np.meshgrid(np.linspace(-1, 1, 64), np.linspace(-1, 1, 64)), -1).reshape(-1, 2)
+
+    def surface(xy):
+        return np.c_[xy, 0.15 * np.sin(9 * xy[:, 0]) * np.cos(9 * xy[:, 1])].astype(np.float32)
+
+    sparse = surface(rng.uniform(-1, 1, (128, 2)))
+    dense = surface(grid[rng.permutation(len(grid))[:512]])
+    points, target = torch.from_numpy(sparse)[None], torch.from_numpy(dense)[None]
+    network = ApuSmog(PRESETS["default"])
+    noise = torch.randn(1, 128, 4, 2)
+    near = nearest_in_batch(points, network.config.neighbours)
+    batch = {"points": points, "neighbours": near, "target": target, "noise": noise}
+    config = TrainConfig(
+        loss="chamfer", lambda_fine=1.0, lambda_coarse=0.2, lambda_reconstruction=0.0
+    )
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 300)
+    for _ in range(300):
+        loss, _ = surface_loss(network, batch, config)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+    with torch.no_grad():
+        zero = torch.cat((torch.zeros_like(noise[:, :, :1]), noise), dim=2)
+        out = network(points, near, zero)[0].fine.unflatten(1, (128, 5))[:, :, 1:].flatten(1, 2)
+    baseline = torch.from_numpy(midpoint(sparse, 512))[None]
+    assert chamfer(out, target) < chamfer(baseline, target) / 4
+
+
+def test_rays_are_learned_from_simulated_streets():
+    torch.manual_seed(0)
+    samples = scans.RaySamples.of(scans.street_samples(3))
+    network = ApuSmog(PRESETS["fast"])
+    optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
+    rng = np.random.default_rng(0)
+    history = []
+    for _ in range(40):
+        batch = samples.batch(rng.integers(len(samples), size=8), rng)
+        loss, _ = ray_loss(network, batch, TrainConfig())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        history.append(loss.item())
+    assert np.mean(history[-8:]) < np.mean(history[:8]) - 0.3
+
+
+def test_probes_that_hit_lie_on_the_objects_own_surface():
+    for sample in scans.street_samples(5)[:5]:
+        close = np.abs(sample.probes[..., :2]).max(-1) < 0.1  # nearly the measured ray itself
+        depth = np.abs(sample.probes[..., 2])[close & sample.hit]
+        assert len(depth) == 0 or np.median(depth) < 0.5
+
+
+def test_patches_cover_the_same_piece_of_surface_and_scale_to_one(mesh_folder):
+    patches = MeshPatches(str(mesh_folder), 0, str(mesh_folder / "cache"))
+    rng = np.random.default_rng(0)
+    sparse, dense = patches.cut(rng, 64, 300)
+    assert sparse.shape == (64, 3) and dense.shape == (300, 3)
+    points, target = augment(sparse, dense, DataConfig(jitter=0.05, thinning=1.0), rng)
+    assert points.shape == (64, 3) and np.linalg.norm(target, axis=1).max() < 1.5
+
+
+def test_a_folder_without_meshes_is_named(tmp_path):
+    with pytest.raises(ValueError, match="no meshes"):
+        MeshPatches(str(tmp_path), 0, str(tmp_path))
