@@ -14,7 +14,7 @@ OPEN3D = [
 ]
 LIDAR = [*OPEN3D, "pypatchworkpp>=1.0", "matplotlib>=3.7"]  # simulator, meshes, ground, pictures
 TRAIN = [*OPEN3D, "h5py>=3.8", "tensorboard>=2.14"]
-ONNX = ["onnx>=1.16", "onnxruntime>=1.18"]
+ONNX = ["onnx>=1.16", "onnxruntime>=1.18", "onnxscript>=0.5"]
 ROS = [  # for machines without ROS 2; a sourced ROS brings its own
     "ros-jazzy-rclpy",
     "ros-jazzy-rmw-fastrtps-cpp",

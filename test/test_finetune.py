@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -76,7 +78,9 @@ def drive(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("drive")
     write_kitti(drive(2, seed=3, sensor=Sensor.named("VLP-32C")), folder)
-    return folder
+    with pytest.MonkeyPatch.context() as patch:  # the objects of this drive are found once
+        patch.setattr(finetune, "prepare", functools.cache(finetune.prepare))
+        yield folder
 
 
 @pytest.fixture
