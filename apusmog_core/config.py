@@ -334,7 +334,7 @@ class ClusterConfig:
     max_height: float = setting(6.0, "greatest height, metres", low=0.1, high=100.0)
     max_extent: float = setting(15.0, "greatest horizontal extent, metres", low=0.1, high=500.0)
     large: str = setting(
-        "split", "what exceeds the limits is split, or passed untouched", choices=("split", "pass")
+        "pass", "what exceeds the limits is passed untouched, or split", choices=("pass", "split")
     )
 
 

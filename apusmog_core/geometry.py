@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,36 +139,73 @@ def polar(points: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 RING_JITTER = np.radians(0.1)  # points closer than this in elevation are on one ring
 DEFAULT_STEPS = (np.radians(0.17), np.radians(0.42))  # an HDL-64E at 10 Hz
+WITNESSES = 24  # points of each cloud that are asked for their neighbours
 
 
-def measure_steps(azimuth: np.ndarray, elevation: np.ndarray) -> tuple[float, float]:
-    """Typical steps along a ring and between rings (radians), nan where they cannot be seen."""
-    if len(azimuth) < 3:
-        return np.nan, np.nan
-    tree = cKDTree(np.stack((azimuth, elevation), axis=1))
-    _, index = tree.query(tree.data, k=min(24, len(azimuth)))
-    across = np.abs(azimuth[index[:, 1:]] - azimuth[:, None])
-    up = np.abs(elevation[index[:, 1:]] - elevation[:, None])
-    same_ring = up < RING_JITTER
-    along_step = np.where(same_ring & (across > 1e-5), across, np.inf).min(axis=1)
-    ring_step = np.where(same_ring, np.inf, up).min(axis=1)
-    return _finite_median(along_step), _finite_median(ring_step)
+def scan_grids(clouds: Sequence[np.ndarray], origin) -> tuple[list[RayGrid], np.ndarray]:
+    """The sensor's grid as each cloud shows it, and all points (n, 3) in grid steps.
 
-
-def _finite_median(values: np.ndarray) -> float:
-    values = values[np.isfinite(values)]
-    return float(np.median(values)) if len(values) else np.nan
-
-
-def ray_grid(points: np.ndarray, origin, fallback: tuple[float, float] = DEFAULT_STEPS) -> RayGrid:
-    """The sensor's grid as the points of one object show it."""
+    A cloud that does not show its steps (a single ring, a handful of points) takes the median of
+    the others.
+    """
     origin = np.asarray(origin, np.float64)
-    azimuth, elevation, _ = polar(points, origin)
-    forward = float(np.arctan2(np.sin(azimuth).mean(), np.cos(azimuth).mean()))
-    measured = measure_steps(wrap(azimuth - forward), elevation)
-    steps = [m if np.isfinite(m) else f for m, f in zip(measured, fallback, strict=True)]
-    steps[1] = max(steps[1], steps[0])  # rings are never closer than the points of one
-    return RayGrid(origin, steps[0], steps[1], forward)
+    sizes = np.array([len(c) for c in clouds])
+    cloud = np.repeat(np.arange(len(sizes)), sizes)
+    azimuth, elevation, reach = polar(np.concatenate(clouds), origin)
+    starts = np.cumsum(sizes) - sizes
+    forward = np.arctan2(
+        np.add.reduceat(np.sin(azimuth), starts), np.add.reduceat(np.cos(azimuth), starts)
+    )
+    azimuth = wrap(azimuth - forward[cloud])
+    steps = _measure_steps(azimuth, elevation, cloud, sizes)
+    for column, fallback in zip(steps.T, DEFAULT_STEPS, strict=True):
+        known = column[np.isfinite(column)]
+        column[~np.isfinite(column)] = np.median(known) if len(known) else fallback
+    steps[:, 1] = steps.max(axis=1)  # rings are never closer than the points of one
+    unit = np.stack((steps[cloud, 0], steps[cloud, 1], steps[cloud, 1]), axis=1)
+    grid = np.stack((azimuth, elevation, np.log(reach)), axis=1) / unit
+    grids = [RayGrid(origin, *s, f) for s, f in zip(steps.tolist(), forward.tolist(), strict=True)]
+    return grids, grid
+
+
+def ray_grid(points: np.ndarray, origin) -> RayGrid:
+    """The grid that the points of one cloud show."""
+    return scan_grids([points], origin)[0][0]
+
+
+def _measure_steps(azimuth, elevation, cloud, sizes) -> np.ndarray:
+    """Typical steps (clouds, 2) along a ring and between rings, radians; nan: cannot be seen."""
+    apart = np.stack((azimuth + 10.0 * cloud, elevation), axis=1)
+    starts = np.cumsum(sizes) - sizes
+    spread = (np.arange(WITNESSES) + 0.5) / WITNESSES
+    asked = (starts[:, None] + np.minimum(spread * sizes[:, None], sizes[:, None] - 1)).astype(int)
+    k = min(24, len(apart))
+    _, index = ray_tree(apart).query(apart[asked.ravel()], k=np.arange(1, k + 1))
+    own = cloud[index] == cloud[asked].reshape(-1, 1)
+    across = np.abs(azimuth[index] - azimuth[asked].reshape(-1, 1))
+    up = np.abs(elevation[index] - elevation[asked].reshape(-1, 1))
+    same_ring = up < RING_JITTER
+    along = np.where(own & same_ring & (across > 1e-5), across, np.nan)
+    between = np.where(own & ~same_ring, up, np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # all-nan rows are what nan says
+        nearest_steps = [np.nanmin(s, axis=1).reshape(len(sizes), -1) for s in (along, between)]
+        return np.stack([np.nanmedian(s, axis=1) for s in nearest_steps], axis=1)
+
+
+def ray_tree(rays: np.ndarray) -> cKDTree:
+    """A tree that is quick to build: rays are spread evenly, balance gains nothing."""
+    return cKDTree(rays, balanced_tree=False, compact_nodes=False)
+
+
+def ray_neighbours(grid: np.ndarray, sizes: np.ndarray, k: int) -> np.ndarray:
+    """Nearest rays (n, k) of the same cloud, whatever their depth, itself first."""
+    cloud = np.repeat(np.arange(len(sizes)), sizes)
+    apart = np.stack((grid[:, 0] + cloud * 1e5, grid[:, 1]), axis=1)
+    k_found = min(k, len(grid))
+    index = ray_tree(apart).query(apart, k=np.arange(1, k_found + 1), workers=-1)[1]
+    index = index[:, np.arange(k) % k_found]
+    return np.where(cloud[index] == cloud[:, None], index, np.arange(len(grid))[:, None])
 
 
 def grid_context(grids: list[RayGrid], coordinates: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -13,15 +13,13 @@ from scipy.spatial import cKDTree
 
 from .config import parse_device
 from .geometry import (
-    DEFAULT_STEPS,
     RayGrid,
     farthest,
     geodesic_patches,
     grid_context,
-    measure_steps,
     nearest,
-    polar,
-    wrap,
+    ray_neighbours,
+    scan_grids,
 )
 from .model import ApuSmog
 from .weights import load_network
@@ -140,7 +138,7 @@ class Upsampler:
     def _grow_rays(self, clouds, counts, keep_input, eye) -> list[np.ndarray]:
         """All objects of a scan as one graph on the sensor's grid of rays."""
         sizes = np.array([len(c) for c in clouds])
-        grids, grid = scan_grid(clouds, eye)
+        grids, grid = scan_grids(clouds, eye)
         new = np.array(counts) - (sizes if keep_input else 0)
         levels = np.array([lattice(g, c / n) for g, c, n in zip(grids, counts, sizes, strict=True)])
         cloud = np.repeat(np.arange(len(sizes)), sizes)
@@ -154,8 +152,8 @@ class Upsampler:
         return results
 
     def _cast(self, grid, grids, sizes, cloud, levels, keep_input):
-        """The rays of denser sensors: grid coordinates (m, 3), confidence, tier and cloud of each."""
-        near = neighbours_within(grid, cloud, self.config.neighbours)
+        """The rays of a denser sensor: coordinates (m, 3), confidence, tier and cloud of each."""
+        near = ray_neighbours(grid, sizes, self.config.neighbours)
         centre = (np.add.reduceat(grid, np.cumsum(sizes) - sizes) / sizes[:, None])[cloud]
         local = (grid - centre).astype(np.float32)
         gaps = ring_gaps(local, near)
@@ -224,7 +222,7 @@ class Upsampler:
         return out.fine.float().cpu().numpy()
 
     def _noise(self, components: int, per: int) -> torch.Tensor:
-        """Even normal noise (1, K, per, 2): each component's own shift of one low-discrepancy set."""
+        """Even normal noise (1, K, per, 2): one low-discrepancy set, shifted for each component."""
         generator = torch.Generator().manual_seed(self.seed)
         shift = torch.rand(components, 1, 2, generator=generator)
         golden = 1.3247179572447460  # R2 sequence
@@ -251,10 +249,11 @@ def best_of_each(
     Coarse tiers of the lattice come before fine ones, and likely points before unlikely ones. The
     last tier is seldom needed whole: there the choice is random, so that it stays even.
     """
-    even = np.random.default_rng(seed).random(len(sure))
-    unlikely = sure < LIKELY
-    order = np.lexsort((np.where(tier == 0, -sure, even), tier + 100 * unlikely, owner))
-    edges = np.searchsorted(owner[order], np.arange(len(counts) + 1))
+    even = np.random.default_rng(seed).random(len(sure), np.float32)
+    later = tier + 2 * (sure < LIKELY)  # 0 to 3
+    place = np.where(tier == 0, 1 - sure, even)
+    order = np.argsort(8.0 * owner + 2.0 * later + place)
+    edges = np.searchsorted(owner[order], np.arange(len(counts)))
     rank = np.arange(len(order)) - edges[owner[order]]
     return order[rank < counts[owner[order]]]
 
@@ -322,38 +321,6 @@ def lattice_rays(gaps: np.ndarray, levels: np.ndarray, keep_input: bool):
         rays = np.stack((np.broadcast_to(x / mine[:, :1], rise.shape), rise), axis=-1)
         inside = (x < mine[:, :1]) & (y < mine[:, 1:])
         yield anchors, rays.astype(np.float32), np.where(inside, (x > 0).astype(np.int64), -1)
-
-
-# --- the grid of a scan --------------------------------------------------------------------------
-
-
-def scan_grid(clouds: Sequence[np.ndarray], eye: np.ndarray) -> tuple[list[RayGrid], np.ndarray]:
-    """Each cloud's grid, and all points (n, 3) in grid steps."""
-    grids, parts = [], []
-    fallback = DEFAULT_STEPS
-    seen = []
-    for cloud in clouds:
-        azimuth, elevation, _ = polar(cloud, eye)
-        forward = float(np.arctan2(np.sin(azimuth).mean(), np.cos(azimuth).mean()))
-        seen.append((forward, *measure_steps(wrap(azimuth - forward), elevation)))
-    medians = [
-        np.nanmedian(c) if np.isfinite(c).any() else f
-        for c, f in zip(np.array(seen).T[1:], fallback, strict=True)
-    ]
-    for cloud, (forward, along, up) in zip(clouds, seen, strict=True):
-        along = along if np.isfinite(along) else medians[0]
-        up = max(up if np.isfinite(up) else medians[1], along)
-        grid = RayGrid(eye, along, up, forward)
-        grids.append(grid)
-        parts.append(grid.to_grid(cloud))
-    return grids, np.concatenate(parts)
-
-
-def neighbours_within(grid: np.ndarray, cloud: np.ndarray, k: int) -> np.ndarray:
-    """Nearest rays (n, k) among the points of the same cloud, itself first."""
-    apart = np.stack((grid[:, 0] + cloud * 1e5, grid[:, 1]), axis=1)
-    near = nearest(apart, k)
-    return np.where(cloud[near] == cloud[:, None], near, np.arange(len(grid))[:, None])
 
 
 # --- checks --------------------------------------------------------------------------------------

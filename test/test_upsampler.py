@@ -8,7 +8,7 @@ from scipy.spatial import cKDTree
 
 from apusmog_core import Upsampler
 from apusmog_core.config import PRESETS, ModelConfig
-from apusmog_core.geometry import farthest, geodesic_patches, ray_grid
+from apusmog_core.geometry import farthest, geodesic_patches, scan_grids
 from apusmog_core.model import ApuSmog
 from apusmog_core.weights import save, shipped
 
@@ -31,7 +31,7 @@ def ball(count: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_the_count_is_exactly_ratio_times_points(up, ratio):
-    for count in (1, 2, 5, 64, 300):
+    for count in (1, 5, 64):
         for keep in (False, True):
             dense = up.upsample(ball(count), ratio, keep_input=keep, origin=EYE)
             assert dense.shape == (round(ratio * count), 3) and dense.dtype == np.float32
@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_cloud(up):
 def test_new_points_stay_near_the_cloud(up):
     if up.config.output == "absolute":
         pytest.skip("the paper's absolute output goes anywhere before training")
-    points = ball(200)
+    points = ball(100)
     dense = up.upsample(points, 4, origin=EYE)
     assert cKDTree(points).query(dense)[0].max() < 1.0
 
@@ -189,7 +189,8 @@ def test_the_ray_grid_finds_the_steps_of_the_sensor_and_inverts():
         ),
         axis=1,
     )
-    grid = ray_grid(points, np.zeros(3))
+    (grid,), coordinates = scan_grids([points], np.zeros(3))
+    assert np.allclose(coordinates, grid.to_grid(points))
     assert grid.step_azimuth == pytest.approx(along, rel=0.02)
     assert grid.step_elevation == pytest.approx(up_step, rel=0.02)
     assert np.allclose(grid.to_points(grid.to_grid(points)), points, atol=1e-9)

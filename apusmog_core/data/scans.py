@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..geometry import grid_context, nearest, ray_grid
+from ..geometry import grid_context, ray_neighbours, scan_grids
 
 PROBES = 6  # rays cast around each input point
 MAX_NEIGHBOURS = 16
@@ -32,11 +32,6 @@ class RaySample:
     probes: np.ndarray  # (n, PROBES, 3): ray and depth, grid steps from the anchor
     hit: np.ndarray  # (n, PROBES): the ray meets this object
     gap: float  # metres between rings
-
-
-def grid_neighbours(coordinates: np.ndarray, k: int) -> np.ndarray:
-    """Nearest rays (n, k), whatever their depth: those of the rings above and below too."""
-    return nearest(coordinates[:, :2], k)
 
 
 def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
@@ -76,8 +71,8 @@ def _sample(scene, sensor, at, instance, points, rng) -> RaySample:
     from ..simulate import _directions, _origin
 
     points = points[:LARGEST]
-    grid = ray_grid(points, np.zeros(3))
-    coordinates = grid.to_grid(points)
+    (grid,), coordinates = scan_grids([points], np.zeros(3))
+    size = np.array([len(points)])
     rays = rng.uniform(-1, 1, (len(points), PROBES, 2)) * PROBE_REACH
     aimed = coordinates[:, None, :2] + rays
     azimuth = aimed[..., 0].ravel() * grid.step_azimuth + grid.forward
@@ -91,8 +86,8 @@ def _sample(scene, sensor, at, instance, points, rng) -> RaySample:
     hit = hit.reshape(rays.shape[:2])
     return RaySample(
         coordinates.astype(np.float32),
-        grid_neighbours(coordinates, MAX_NEIGHBOURS).astype(np.int32),
-        grid_context([grid], coordinates, np.array([len(coordinates)])),
+        ray_neighbours(coordinates, size, MAX_NEIGHBOURS).astype(np.int32),
+        grid_context([grid], coordinates, size),
         np.concatenate((rays, np.where(hit, depth, 0.0)[..., None]), axis=2).astype(np.float32),
         hit,
         float(np.exp(np.median(coordinates[:, 2]) * grid.step_elevation) * grid.step_elevation),

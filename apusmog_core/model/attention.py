@@ -21,7 +21,7 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 class PointTransformerLayer(nn.Module):
-    """f_i = sum_j softmax_j(gamma(beta(x_i) - psi(x_j) + delta)) * (alpha(x_j) + delta), eq. (1)."""
+    """Eq. (1): f_i = sum_j softmax(gamma(beta(x_i) - psi(x_j) + delta)) * (alpha(x_j) + delta)."""
 
     def __init__(self, inputs: int, width: int):
         super().__init__()
