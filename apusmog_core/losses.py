@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training minimises: projection loss and augmented Chamfer of section 3.5, and ray answers."""
+"""What training minimises: the losses of section 3.5 on surfaces, and the answers of rays."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training: one loop for surface patches and for LiDAR rays, exact to resume, one process or many."""
+"""Training: one loop for surface patches and for rays, exact to resume, in one process or many."""
 
 from __future__ import annotations
 
