@@ -249,12 +249,29 @@ def mesh(args: argparse.Namespace) -> None:
 def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, metavar="CONFIG", help="settings of the run (.yaml)")
     parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="settings that differ from the file, such as data.road=FOLDER",
+    )
+
+
+def _assignment(text: str) -> tuple[str, object]:
+    import yaml
+
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set: {text!r} is not NAME=VALUE")
+    return name, yaml.safe_load(value)
 
 
 def train(args: argparse.Namespace) -> None:
-    from apusmog_core.config import TrainConfig, load_yaml
+    from apusmog_core.config import TrainConfig, load_yaml, with_values
 
     config = load_yaml(TrainConfig, args.config)  # a mistake in it shows before PyTorch loads
+    config = with_values(config, dict(map(_assignment, args.set)))
     from apusmog_core.train import train
 
     train(config, resume=args.resume)
