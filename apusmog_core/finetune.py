@@ -16,14 +16,13 @@ from .config import ModelConfig, TrainConfig, from_dict, parse_device
 from .data import Scan, open_scans
 from .data.scans import (
     LARGEST,
-    MAX_NEIGHBOURS,
     PROBE_REACH,
     PROBES,
     RaySample,
     RaySamples,
-    grid_neighbours,
+    ray_sample,
 )
-from .geometry import RayGrid, grid_context, ray_grid
+from .geometry import RayGrid, ray_grid
 from .model import ApuSmog
 from .segment import Segmenter
 from .train import ray_batch, train
@@ -230,14 +229,7 @@ def ring_sample(seen: Seen, rng: np.random.Generator) -> RaySample | None:
     coordinates = grid.to_grid(points)
     hits, misses = held_rays(seen, keeps, grid, rng)
     probes, hit = probes_around(coordinates, hits, misses)
-    return RaySample(
-        coordinates.astype(np.float32),
-        grid_neighbours(coordinates, MAX_NEIGHBOURS).astype(np.int32),
-        grid_context([grid], coordinates, np.array([len(coordinates)])),
-        probes.astype(np.float32),
-        hit,
-        float(np.exp(np.median(coordinates[:, 2]) * grid.step_elevation) * grid.step_elevation),
-    )
+    return ray_sample(grid, coordinates, probes, hit)
 
 
 def _around(points: np.ndarray, index: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -269,8 +269,8 @@ def farthest_from(points: np.ndarray, others: np.ndarray, count: int) -> np.ndar
 
 # --- rays ----------------------------------------------------------------------------------------
 
-LIKELY = 0.3  # confidence below which a candidate is a last resort
-DEPTH_TOLERANCE = 0.5  # grid steps of depth by which a right answer may be off
+LIKELY = 0.15  # confidence below which a candidate is a last resort
+DEPTH_TOLERANCE = 1.0  # grid steps of depth by which a right answer may be off
 
 
 def confidence(hit: torch.Tensor, log_scale: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..geometry import grid_context, ray_neighbours, scan_grids
+from ..geometry import RayGrid, grid_context, ray_neighbours, scan_grids
 
 PROBES = 6  # rays cast around each input point
 MAX_NEIGHBOURS = 16
@@ -31,7 +31,6 @@ class RaySample:
     context: np.ndarray  # (n, 2)
     probes: np.ndarray  # (n, PROBES, 3): ray and depth, grid steps from the anchor
     hit: np.ndarray  # (n, PROBES): the ray meets this object
-    gap: float  # metres between rings
 
 
 def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
@@ -45,9 +44,9 @@ def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
     ).jittered(seed)
     at = (rng.uniform(-40, 40), rng.uniform(-1.5, 1.5), 0.0)
     scan = simulate.scan(scene, sensor, seed, at)
-    above_ground = scan.points[:, 2] > rng.uniform(0.1, 0.35) - sensor.height
+    floor = rng.uniform(0.1, 0.35) - sensor.height  # what is lower goes with the ground
     reach = np.linalg.norm(scan.points, axis=1)
-    usable = above_ground & (scan.instance > 0) & (reach > 3) & (reach < 60)
+    usable = (scan.points[:, 2] > floor) & (scan.instance > 0) & (reach > 3) & (reach < 60)
     samples = []
     for instance in np.unique(scan.instance[usable]):
         index = np.flatnonzero(usable & (scan.instance == instance))
@@ -55,7 +54,8 @@ def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
         stride = int(rng.choice(STRIDES))
         index = index[scan.ring[index] % stride == rng.integers(stride)]
         if len(index) >= 8:
-            samples.append(_sample(scene, sensor, at, int(instance), scan.points[index], rng))
+            points = scan.points[index[:LARGEST]]
+            samples.append(_sample(scene, sensor, at, int(instance), points, floor, rng))
     return samples
 
 
@@ -67,30 +67,35 @@ def _piece(points: np.ndarray, index: np.ndarray, rng: np.random.Generator) -> n
     return np.sort(index[np.argsort(away)[: 2 * LARGEST]])
 
 
-def _sample(scene, sensor, at, instance, points, rng) -> RaySample:
+def _sample(scene, sensor, at, instance, points, floor, rng) -> RaySample:
     from ..simulate import _directions, _origin
 
-    points = points[:LARGEST]
     (grid,), coordinates = scan_grids([points], np.zeros(3))
-    size = np.array([len(points)])
     rays = rng.uniform(-1, 1, (len(points), PROBES, 2)) * PROBE_REACH
     aimed = coordinates[:, None, :2] + rays
     azimuth = aimed[..., 0].ravel() * grid.step_azimuth + grid.forward
     elevation = aimed[..., 1].ravel() * grid.step_elevation
     hits = scene.hits(_directions(azimuth, elevation), _origin(sensor, at))
     height = np.sin(elevation) * hits.range
-    floor = points[:, 2].min() - 0.1  # below is ground, or what was cut off with it
     hit = (hits.instance == instance) & (hits.reflectivity > 0) & (height > floor)
     depth = np.log(np.where(hit, hits.range, 1.0)) / grid.step_elevation
     depth = depth.reshape(rays.shape[:2]) - coordinates[:, 2:]
     hit = hit.reshape(rays.shape[:2])
+    depth = np.where(hit, depth, 0.0)[..., None]
+    return ray_sample(grid, coordinates, np.concatenate((rays, depth), axis=2), hit)
+
+
+def ray_sample(
+    grid: RayGrid, coordinates: np.ndarray, probes: np.ndarray, hit: np.ndarray
+) -> RaySample:
+    """A sample of points (n, 3) on a grid, from probes (n, PROBES, 3) around them and hits."""
+    size = np.array([len(coordinates)])
     return RaySample(
         coordinates.astype(np.float32),
         ray_neighbours(coordinates, size, MAX_NEIGHBOURS).astype(np.int32),
         grid_context([grid], coordinates, size),
-        np.concatenate((rays, np.where(hit, depth, 0.0)[..., None]), axis=2).astype(np.float32),
+        probes.astype(np.float32),
         hit,
-        float(np.exp(np.median(coordinates[:, 2]) * grid.step_elevation) * grid.step_elevation),
     )
 
 
@@ -100,17 +105,16 @@ def _sample(scene, sensor, at, instance, points, rng) -> RaySample:
 class RaySamples:
     """Samples end to end in flat arrays; a batch is a few of them as one graph."""
 
-    ARRAYS = tuple(f.name for f in fields(RaySample) if f.name != "gap")
+    ARRAYS = tuple(f.name for f in fields(RaySample))
 
-    def __init__(self, arrays: dict[str, np.ndarray], sizes: np.ndarray, gap: np.ndarray):
-        self.arrays, self.sizes, self.gap = arrays, sizes, gap
+    def __init__(self, arrays: dict[str, np.ndarray], sizes: np.ndarray):
+        self.arrays, self.sizes = arrays, sizes
         self.starts = np.concatenate(([0], np.cumsum(sizes)))
 
     @classmethod
     def of(cls, samples: list[RaySample]) -> RaySamples:
         arrays = {name: np.concatenate([getattr(s, name) for s in samples]) for name in cls.ARRAYS}
-        sizes = np.array([len(s.points) for s in samples])
-        return cls(arrays, sizes, np.array([s.gap for s in samples]))
+        return cls(arrays, np.array([len(s.points) for s in samples]))
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -129,12 +133,12 @@ class RaySamples:
         return {name: torch.from_numpy(array)[None] for name, array in out.items()}
 
     def save(self, path: str | Path) -> None:
-        np.savez(path, sizes=self.sizes, gap=self.gap, **self.arrays)
+        np.savez(path, sizes=self.sizes, **self.arrays)
 
     @classmethod
     def load(cls, path: str | Path) -> RaySamples:
         stored = np.load(path)
-        return cls({name: stored[name] for name in cls.ARRAYS}, stored["sizes"], stored["gap"])
+        return cls({name: stored[name] for name in cls.ARRAYS}, stored["sizes"])
 
 
 def prepare(count: int, seed: int, meshes: str | None, cache: str | Path) -> RaySamples:
