@@ -19,7 +19,7 @@ MAX_NEIGHBOURS = 16
 PROBE_REACH = (1.0, 1.1)  # how far a probe strays from its anchor, grid steps
 SENSORS = ("HDL-64E",) * 7 + ("OS1-64", "VLP-32C", "VLP-16")
 STRIDES = (1, 1, 2, 2, 2, 2, 2, 2, 3, 4)  # every how many rings are kept
-LARGEST = 400  # points of one training object
+LARGEST = 600  # points of one object before rings are dropped
 
 
 @dataclass
@@ -54,17 +54,17 @@ def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
         stride = int(rng.choice(STRIDES))
         index = index[scan.ring[index] % stride == rng.integers(stride)]
         if len(index) >= 8:
-            points = scan.points[index[:LARGEST]]
+            points = scan.points[index]
             samples.append(_sample(scene, sensor, at, int(instance), points, floor, rng))
     return samples
 
 
 def _piece(points: np.ndarray, index: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """At most twice LARGEST points around a random one, as a large instance is split."""
-    if len(index) <= 2 * LARGEST:
+    """At most LARGEST points around a random one, as a large instance is split."""
+    if len(index) <= LARGEST:
         return index
     away = np.linalg.norm(points[index] - points[rng.choice(index)], axis=1)
-    return np.sort(index[np.argsort(away)[: 2 * LARGEST]])
+    return np.sort(index[np.argsort(away)[:LARGEST]])
 
 
 def _sample(scene, sensor, at, instance, points, floor, rng) -> RaySample:
