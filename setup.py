@@ -2,6 +2,7 @@
 """One package for both worlds: `pip install .` without ROS, `colcon build` with it."""
 
 from glob import glob
+from pathlib import Path
 
 from setuptools import find_packages, setup
 
@@ -27,6 +28,8 @@ setup(
     name=NAME,
     version="0.1.0",
     description="Sparse LiDAR objects made dense by any real ratio: APU-SMOG for ROS 2",
+    long_description=Path("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     author="The APU-SMOG for ROS 2 developers",
     maintainer="The APU-SMOG for ROS 2 developers",
     maintainer_email="apusmog@example.com",
