@@ -154,18 +154,18 @@ def picture(before: np.ndarray, after: Dense, out: str | Path, closeups: int = 3
         axes = _panel(figure, scene[column], f"{label}: {shown.sum():,} points on objects")
         _draw(axes, before, None, ahead, size=0.4)
         _draw(axes, after.points[shown], after.instance[shown], ahead, size=0.9)
-        _aim(axes, low=(-0.62, -0.4), high=(0.62, 0.34))
+        aim(axes, low=(-0.62, -0.4), high=(0.62, 0.34))
     chosen = _worth_a_closeup(after, closeups)
     cells = rows[1].subgridspec(1, 2 * max(len(chosen), 1), wspace=0.06)
     for index, instance in enumerate(chosen):
         own = after.instance == instance
-        camera = _beside(after.points[own])
+        camera = beside(after.points[own])
         flat, _ = camera.project(after.points[own])
         for half, (_, shown) in enumerate(halves):
             shown = shown & own
             axes = _panel(figure, cells[2 * index + half], f"{shown.sum():,} points")
             _draw(axes, after.points[shown], after.instance[shown], camera, size=2.5)
-            _aim(axes, flat.min(axis=0), flat.max(axis=0))
+            aim(axes, flat.min(axis=0), flat.max(axis=0))
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, facecolor=NIGHT)
@@ -191,7 +191,8 @@ class Camera:
         return local[:, :2] / np.maximum(depth, 1e-3)[:, None], depth
 
 
-def _camera(eye: np.ndarray, target: np.ndarray) -> Camera:
+def look_at(eye: np.ndarray, target: np.ndarray) -> Camera:
+    """A camera at `eye`, upright, with `target` in the middle."""
     back = (eye - target) / np.linalg.norm(eye - target)
     right = np.cross((0.0, 0.0, 1.0), back)
     right /= np.linalg.norm(right)
@@ -201,15 +202,15 @@ def _camera(eye: np.ndarray, target: np.ndarray) -> Camera:
 def _behind_sensor(scan: np.ndarray) -> Camera:
     """From above and behind the sensor, looking along x."""
     ground = float(np.quantile(scan[:, 2], 0.05))
-    return _camera(np.array([-6.0, 0.0, ground + 8.0]), np.array([14.0, 0.0, ground]))
+    return look_at(np.array([-6.0, 0.0, ground + 8.0]), np.array([14.0, 0.0, ground]))
 
 
-def _beside(points: np.ndarray) -> Camera:
+def beside(points: np.ndarray) -> Camera:
     """From the side of an object that the sensor sees, a little higher and turned."""
     middle = (points.min(axis=0) + points.max(axis=0)) / 2
     radius = max(float(np.linalg.norm(points - middle, axis=1).max()), 0.1)
     azimuth = np.arctan2(-middle[1], -middle[0]) + 0.45
-    return _camera(middle + 5 * radius * np.array([np.cos(azimuth), np.sin(azimuth), 0.3]), middle)
+    return look_at(middle + 5 * radius * np.array([np.cos(azimuth), np.sin(azimuth), 0.3]), middle)
 
 
 def _worth_a_closeup(dense: Dense, count: int) -> list[int]:
@@ -236,7 +237,7 @@ def _panel(figure, cell, title: str):
     return axes
 
 
-def _aim(axes, low, high) -> None:
+def aim(axes, low, high) -> None:
     """Show the rectangle from low to high, undistorted, whatever the shape of the panel."""
     low, high = np.asarray(low), np.asarray(high)
     box = axes.get_window_extent()

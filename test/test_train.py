@@ -13,7 +13,7 @@ import torch
 from apusmog_core.baselines import midpoint
 from apusmog_core.config import PRESETS, DataConfig, ModelConfig, TrainConfig
 from apusmog_core.data import scans
-from apusmog_core.data.meshes import MeshPatches, augment
+from apusmog_core.data.meshes import LidarPatches, MeshPatches, MixedPatches, augment
 from apusmog_core.geometry import nearest_in_batch
 from apusmog_core.losses import chamfer, ray_loss, surface_loss
 from apusmog_core.model import ApuSmog
@@ -168,6 +168,22 @@ def test_patches_cover_the_same_piece_of_surface_and_scale_to_one(mesh_folder):
     assert sparse.shape == (64, 3) and dense.shape == (300, 3)
     points, target = augment(sparse, dense, DataConfig(jitter=0.05, thinning=1.0), rng)
     assert points.shape == (64, 3) and np.linalg.norm(target, axis=1).max() < 1.5
+
+
+def test_lidar_patches_mix_with_surface_patches_in_the_given_share(mesh_folder):
+    patches = MeshPatches(str(mesh_folder), 0, str(mesh_folder / "cache"))
+    samples = scans.RaySamples.of(scans.street_samples(3))
+    lidar = LidarPatches(samples, 32)
+    rng = np.random.default_rng(0)
+    sparse, dense = lidar.cut(rng, 32, 128)
+    assert sparse.shape == (32, 3) and dense.shape == (128, 3)
+    assert np.abs(dense).max() < 10 * np.abs(sparse).max()
+    for share, source in ((0.0, patches), (1.0, lidar)):
+        mixed = MixedPatches(patches, lidar, share)
+        drawn, alone = (s.cut(np.random.default_rng(1), 32, 64)[0] for s in (mixed, source))
+        assert drawn.shape == alone.shape
+    kinds = {np.ptp(MixedPatches(patches, lidar, 0.5).cut(rng, 32, 64)[0]) > 5 for _ in range(40)}
+    assert kinds == {True, False}  # the torus is small, streets are not
 
 
 def test_a_folder_without_meshes_is_named(tmp_path):

@@ -31,21 +31,26 @@ class PointTransformerLayer(nn.Module):
         self.gamma = mlp(width, width, width)
         self.eta = mlp(3, width, width)
 
+    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, N, D) of a memory (B, N, C), once for all chunks of queries."""
+        return self.psi(memory), self.alpha(memory)
+
     def forward(
-        self, x: Tensor, memory: Tensor | None, offsets: Tensor, neighbours: Tensor
+        self,
+        x: Tensor,
+        memory: tuple[Tensor, Tensor] | None,
+        offsets: Tensor,
+        neighbours: Tensor,
     ) -> Tensor:
-        """x (B, K, C) attends to memory (B, N, C) at neighbours (B, K, k) -> (B, K, D).
+        """x (B, K, C) attends to a projected memory at neighbours (B, K, k) -> (B, K, D).
 
         offsets (B, K, k, 3) are the positions p_j - p_i that the position code sees. Without a
         memory the neighbours are known by position alone.
         """
         delta = self.eta(offsets)  # (B, K, k, D)
         if memory is None:
-            key, value = self.psi(x)[:, :, None], self.alpha(x)[:, :, None]
+            key, value = (t[:, :, None] for t in self.project(x))
         else:
-            key, value = (
-                gather(self.psi(memory), neighbours),
-                gather(self.alpha(memory), neighbours),
-            )
+            key, value = (gather(t, neighbours) for t in memory)
         weights = self.gamma(delta + (self.beta(x)[:, :, None] - key)).softmax(dim=2)
         return (weights * (delta + value)).sum(dim=2)

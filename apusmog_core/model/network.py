@@ -26,6 +26,7 @@ class Encoded:
     spacing: Tensor  # (B, N, 1), typical distance to the next point
     features: Tensor  # (B, N, D), from the point transformer layer
     memory: Tensor  # (B, N, D), from the Transformer encoder
+    told: Tensor | None  # (B, N, D), what each point tells the queries around it
     neighbours: Tensor  # (B, N, k), each point's own index first
 
 
@@ -77,19 +78,20 @@ class ApuSmog(nn.Module):
         rows = slices(points.shape[1], chunk)
         spacing = self._spacing(points, neighbours)
         x = self._inputs(points, spacing, neighbours, context)
+        around = self.extract.project(x) if self.config.attention == "global" else None
         parts = []
         for r in rows:
             offsets = self._offsets(points, spacing, neighbours, r)
-            around = x if self.config.attention == "global" else None
             parts.append(self.extract(x[:, r], around, offsets, neighbours[:, r]))
         features = memory = cat(parts)
         for layer in self.encoder:
-            parts = []
+            around, parts = layer.project(memory), []
             for r in rows:
                 offsets = self._offsets(points, spacing, neighbours, r)
-                parts.append(layer(memory[:, r], memory, offsets, neighbours[:, r]))
+                parts.append(layer(memory[:, r], around, offsets, neighbours[:, r]))
             memory = cat(parts)
-        return Encoded(points, spacing, features, memory, neighbours)
+        told = None if self.tokens is None else self.tokens.project(memory)
+        return Encoded(points, spacing, features, memory, told, neighbours)
 
     def _spacing(self, points: Tensor, neighbours: Tensor) -> Tensor:
         """Mean distance to the nearest few neighbours (B, N, 1), never zero."""
@@ -150,10 +152,20 @@ class ApuSmog(nn.Module):
         k = self.config.refine_neighbours or 4 * samples.shape[2]
         for block in self.refine:
             near = nearest_in_batch(out.fine, k)
-            features, spacing = encoded.memory[:, repeat], encoded.spacing[:, repeat]
-            rows = slices(repeat.shape[0], chunk)
-            out.fine = cat([block(out.fine, features, spacing, near, r) for r in rows])
+            out.fine = self._refine(block, encoded, out.fine, repeat, near, chunk)
         return out
+
+    def _refine(self, block, encoded: Encoded, coarse, anchor_of, near, chunk: int) -> Tensor:
+        """One pass over coarse points (B, M, 3), whose features are those of their anchors (M,)."""
+        projected = block.project(encoded.memory)
+        parts = []
+        for r in slices(anchor_of.shape[0], chunk):
+            own = anchor_of[r]
+            spacing = encoded.spacing[:, own]
+            offsets = (gather(coarse, near[:, r]) - coarse[:, r, None]) / spacing[:, :, None]
+            move = block(encoded.memory[:, own], projected, own, offsets, anchor_of[near[:, r]])
+            parts.append(coarse[:, r] + spacing * move)
+        return cat(parts)
 
     def decode_at(
         self, encoded: Encoded, samples: Tensor, anchors: Tensor, chunk: int = 0
@@ -170,7 +182,7 @@ class ApuSmog(nn.Module):
         tokens = None
         if self.tokens is not None:
             offsets = self._offsets(encoded.points, encoded.spacing, encoded.neighbours, anchors)
-            tokens = self.tokens(encoded.memory, offsets, near)
+            tokens = self.tokens(encoded.told, offsets, near)
         code = samples / 2 if self.config.domain == "sensor" else samples  # into [-1, 1]
         x = self.query(code)
         if self.config.output != "absolute":  # the query knows its anchor

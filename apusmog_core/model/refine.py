@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .attention import PointTransformerLayer, gather, mlp
+from .attention import PointTransformerLayer, mlp
 
 
 class Refinement(nn.Module):
@@ -20,13 +20,18 @@ class Refinement(nn.Module):
         nn.init.zeros_(self.residual[2].weight)
         nn.init.zeros_(self.residual[2].bias)
 
-    def forward(
-        self, coarse: Tensor, features: Tensor, spacing: Tensor, neighbours: Tensor, rows: slice
-    ) -> Tensor:
-        """coarse (B, M, 3), anchor features (B, M, D), spacing (B, M, 1) -> refined rows."""
-        near, reach = neighbours[:, rows], spacing[:, rows]
-        offsets = (gather(coarse, near) - coarse[:, rows, None]) / reach[:, :, None]
+    def project(self, features: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Queries, and keys and values, of the anchors' features (B, N, D)."""
         x = self.enter(features)
-        block = self.leave(self.layer(x[:, rows], x, offsets, near))
-        moved = self.residual(features[:, rows] + torch.relu(block))
-        return coarse[:, rows] + reach * torch.tanh(moved)
+        return x, self.layer.project(x)
+
+    def forward(
+        self, features: Tensor, projected, own: Tensor, offsets: Tensor, anchors: Tensor
+    ) -> Tensor:
+        """Moves (B, K, 3), in spacings and below one, of K points of the anchors `own` (K,).
+
+        features (B, K, D), offsets to their neighbours (B, K, k, 3), whose anchors are (B, K, k).
+        """
+        x, memory = projected
+        block = self.leave(self.layer(x[:, own], memory, offsets, anchors))
+        return torch.tanh(self.residual(features + torch.relu(block)))

@@ -70,9 +70,13 @@ class Tokens(nn.Module):
         self.feature = nn.Linear(width, width)
         self.position = mlp(3, width, width)
 
-    def forward(self, memory: Tensor, offsets: Tensor, neighbours: Tensor) -> Tensor:
-        """memory (B, N, D), offsets (B, K, k, 3), neighbours (B, K, k) -> (B, K, k, D)."""
-        return gather(self.feature(memory), neighbours) + self.position(offsets)
+    def project(self, memory: Tensor) -> Tensor:
+        """What all points tell (B, N, D), once for all chunks of queries."""
+        return self.feature(memory)
+
+    def forward(self, projected: Tensor, offsets: Tensor, neighbours: Tensor) -> Tensor:
+        """projected (B, N, D), offsets (B, K, k, 3), neighbours (B, K, k) -> (B, K, k, D)."""
+        return gather(projected, neighbours) + self.position(offsets)
 
 
 class EncoderLayer(nn.Module):
@@ -86,9 +90,14 @@ class EncoderLayer(nn.Module):
         self.tokens = Tokens(config.width) if self.local else None
         self.feed = mlp(config.width, config.encoder_hidden, config.width)
 
-    def forward(self, x: Tensor, memory: Tensor, offsets: Tensor, neighbours: Tensor) -> Tensor:
-        """Rows x (B, K, D) of a memory (B, N, D) -> (B, K, D)."""
-        y, around = self.norm1(x), self.norm1(memory)
+    def project(self, memory: Tensor) -> Tensor:
+        """What the points of a memory (B, N, D) show, once for all chunks of queries."""
+        around = self.norm1(memory)
+        return self.tokens.project(around) if self.local else around
+
+    def forward(self, x: Tensor, around: Tensor, offsets: Tensor, neighbours: Tensor) -> Tensor:
+        """Rows x (B, K, D) look around in a projected memory -> (B, K, D)."""
+        y = self.norm1(x)
         if self.local:
             tokens = self.tokens(around, offsets, neighbours)
             x = x + self.attention(y[:, :, None], tokens)[:, :, 0]
