@@ -76,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_export(command("export", export, "export a network to ONNX"))
     _add_view(command("view", view, "make a 3-D page of clouds, bags or folders"))
     _add_demo(command("demo", demo, "run the whole pipeline and show what comes out"))
+    _add_figures(command("figures", figures, "draw the pictures of the documentation"))
     _add_bench(command("bench", bench, "measure speed and memory, or compare two runs"))
     return parser
 
@@ -543,7 +544,7 @@ def _write_results(paths: list[Path], rows) -> None:
         write_rows(path, rows)
 
 
-# --- simulate, bag, view, demo, bench ------------------------------------------------------------
+# --- simulate, bag, view, demo, figures, bench ---------------------------------------------------
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
@@ -625,6 +626,28 @@ def demo(args: argparse.Namespace) -> int:
     from apusmog_core.demo import demo
 
     return demo(args.bag, args.out)
+
+
+def _add_figures(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("output", type=Path, metavar="OUT", help="the folder to write")
+    parser.add_argument(
+        "--surface-weights",
+        default="default",
+        metavar="W",
+        help="a shipped name or a file, for clouds seen from nowhere (%(default)s)",
+    )
+    parser.add_argument(
+        "--mesh", type=Path, metavar="FILE", help="shape of the ratios, instead of a knot"
+    )
+    _add_network(parser, "fast")
+
+
+def figures(args: argparse.Namespace) -> None:
+    from apusmog_core.figures import figures
+
+    options = (args.weights, args.surface_weights, args.mesh, args.device, args.seed)
+    for path in figures(args.output, *options):
+        print(path)
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:

@@ -27,13 +27,13 @@ from .metrics import distance_to_mesh
 from .metrics import nearest as distance_to
 from .model.smog import Mixture
 from .simulate import Placed, Scene, Sensor, scan, visible_surface
-from .upsampler import Upsampler
+from .upsampler import CHUNK, Upsampler
 from .view import Camera, aim, beside, look_at
 
 RANGES = (10.0, 20.0, 35.0)  # metres
 RATIO = 4.0
 RATIOS = (1.98, 4.0, 7.72, 16.0)
-OBJECTS = {"car": 2.15, "cyclist": 1.15, "person": 0.9}  # heading of each, radians
+OBJECTS = {"car": 2.15, "cyclist": 1.15, "person": 1.35}  # heading of each, radians
 SHAPE_POINTS = 1024
 PATCH_POINTS = 192
 SENSOR_AT = (0.0, 0.0, 0.0)
@@ -55,11 +55,12 @@ def figures(
     """Write all pictures into a folder; `mesh` is the shape of the ratios, else a knot."""
     lidar = _load(weights, "sensor", device, seed)
     surface = _load(surface_weights, "canonical", device, seed)
+    shape = knot() if mesh is None else _read(mesh)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     return [
         before_after(lidar, out / "before_after.png", seed),
-        ratios(surface, out / "ratios.png", mesh, seed),
+        ratios(surface, out / "ratios.png", shape, seed),
         mixture(lidar, surface, out / "mixture.png", seed),
     ]
 
@@ -105,7 +106,7 @@ def before_after(up: Upsampler, out: Path, seed: int = 0) -> Path:
     for kind, cell in cells.items():
         grid = cell.subgridspec(len(RANGES), 3, hspace=0.16, wspace=0.02)
         panels = [[_panel(figure, grid[row, column]) for column in range(3)] for row in range(3)]
-        _head(panels[0], (kind, f"dense, × {RATIO:g}", "truth"))
+        _head(panels[0], (f"{kind}, measured", f"dense, × {RATIO:g}", "truth"))
         seen = [see(kind, distance, seed) for distance in RANGES]
         clouds = [one.points for one in seen]
         dense = up.upsample_many(clouds, RATIO, keep_input=True, origin=SENSOR_AT)
@@ -125,7 +126,7 @@ def _compare(panels: Sequence, seen: Seen, new: np.ndarray) -> None:
     away = distance_to(new, seen.truth)
     even = seen.truth[farthest(seen.truth, 4000)]
     _dots(panels[0], camera, seen.points, INK, 1.6 * size)
-    _dots(panels[1], camera, new, _graded(away), size)
+    _dots(panels[1], camera, new, grade(away), size)
     _dots(panels[1], camera, seen.points, INK, size)
     _dots(panels[2], camera, even, _by_depth(camera, even), 1.6)
     panels[1].set_title(f"{total:,} points, {100 * away.mean():.1f} cm off", **NOTE)
@@ -133,7 +134,8 @@ def _compare(panels: Sequence, seen: Seen, new: np.ndarray) -> None:
         aim(axes, flat.min(axis=0), flat.max(axis=0))
 
 
-def _graded(away: np.ndarray) -> np.ndarray:
+def grade(away: np.ndarray) -> np.ndarray:
+    """The colour of each distance (n,) from the true surface."""
     return np.array([GOOD, FAIR, BAD])[np.searchsorted(LIMITS, away)]
 
 
@@ -158,22 +160,20 @@ def _legend(figure) -> None:
 # --- ratios --------------------------------------------------------------------------------------
 
 
-def ratios(up: Upsampler, out: Path, mesh: str | Path | None = None, seed: int = 0) -> Path:
-    """One shape at several ratios from the same weights, and the Poisson surface of each."""
+def ratios(up: Upsampler, out: Path, shape, seed: int = 0) -> Path:
+    """An Open3D mesh at several ratios from the same weights, and the Poisson surface of each."""
     import open3d as o3d
 
     from .mesh import reconstruct
 
-    surface = _knot() if mesh is None else _read(mesh)
-    sparse = _sampled(surface, SHAPE_POINTS, seed)
-    truth = _scene(surface)
+    sparse, truth = _sampled(shape, SHAPE_POINTS, seed), _scene(shape)
     camera = _above(sparse)
-    flat = camera.project(sparse)[0]
-    figure = _figure(15, 6.6)
+    flat, size = camera.project(sparse)[0], np.ptp(sparse, axis=0).max()
+    figure = _figure(15, 6.3)
     grid = figure.add_gridspec(2, 1 + len(RATIOS), hspace=0.02, wspace=0.02, **MARGINS)
     for column, ratio in enumerate((1.0, *RATIOS)):
         points = sparse if column == 0 else up.upsample(sparse, ratio)
-        away = distance_to_mesh(points, truth).mean() / np.ptp(sparse, axis=0).max()
+        away = distance_to_mesh(points, truth).mean() / size
         top, below = (_panel(figure, grid[row, column]) for row in range(2))
         name = "input" if column == 0 else f"× {ratio:g}"
         top.set_title(f"{name}: {len(points):,} points", **HEAD)
@@ -185,11 +185,11 @@ def ratios(up: Upsampler, out: Path, mesh: str | Path | None = None, seed: int =
             found = _scene(o3d.io.read_triangle_mesh(str(file)))
         aim(below, flat.min(axis=0), flat.max(axis=0))
         _render(below, found, camera)
-        below.set_xlabel(f"points {1000 * away:.2f} ‰ of the size off", color=INK, fontsize=10.5)
+        below.set_xlabel(f"mean error {1000 * away:.2f} ‰ of the size", **TEXT)
     return _save(figure, out)
 
 
-def _knot():
+def knot():
     """A trefoil: curved everywhere, with strands that pass close to each other."""
     t = np.linspace(0, 2 * np.pi, 241)
     path = np.stack((np.sin(t) + 2 * np.sin(2 * t), np.cos(t) - 2 * np.cos(2 * t), -np.sin(3 * t)))
@@ -234,7 +234,9 @@ def _scene(mesh):
 
 def _above(points: np.ndarray) -> Camera:
     middle = (points.min(axis=0) + points.max(axis=0)) / 2
-    return look_at(middle + 2.5 * np.ptp(points, axis=0).max() * np.array([0.5, -0.6, 0.8]), middle)
+    return look_at(
+        middle + 2.5 * np.ptp(points, axis=0).max() * np.array([0.25, -0.45, 0.85]), middle
+    )
 
 
 def _render(axes, scene, camera: Camera) -> None:
@@ -251,7 +253,9 @@ def _render(axes, scene, camera: Camera) -> None:
     normal *= np.sign(normal[..., 2:])
     light = np.array([-0.45, 0.6, 0.66])
     shade = 0.3 + 0.75 * np.clip(normal @ light, 0, 1)
-    pixels = np.dstack([*(np.clip(shade * c, 0, 1) for c in SKIN), np.isfinite(hits["t_hit"].numpy())])
+    pixels = np.dstack(
+        [*(np.clip(shade * c, 0, 1) for c in SKIN), np.isfinite(hits["t_hit"].numpy())]
+    )
     axes.imshow(pixels, origin="lower", extent=(left, right, low, high), aspect="auto")
 
 
@@ -261,7 +265,7 @@ def _render(axes, scene, camera: Camera) -> None:
 def mixture(lidar: Upsampler, surface: Upsampler, out: Path, seed: int = 0) -> Path:
     """The learned components: of a surface patch on the sphere, of a car on the sensor's rays."""
     figure = _figure(12, 9.0)
-    rows = figure.add_gridspec(2, 1, height_ratios=(1.15, 1), hspace=0.12, **MARGINS)
+    rows = figure.add_gridspec(2, 1, height_ratios=(1.2, 1), hspace=0.2, **MARGINS)
     globes = rows[0].subgridspec(1, 3, wspace=0.04)
     _on_sphere([_panel(figure, globes[column]) for column in range(3)], surface, seed)
     _on_rays(_panel(figure, rows[1]), lidar, see("car", 20.0, seed))
@@ -278,7 +282,7 @@ def _one_sigma(mixture: Mixture) -> np.ndarray:
 
 def _on_sphere(panels: Sequence, up: Upsampler, seed: int) -> None:
     """A patch, and its components on both sides of the unit sphere in the same colours."""
-    cloud = _sampled(_knot(), SHAPE_POINTS, seed)
+    cloud = _sampled(knot(), SHAPE_POINTS, seed)
     patch = cloud[cKDTree(cloud).query(cloud[0], k=PATCH_POINTS)[1]]
     patch = patch - patch.mean(axis=0)
     near = nearest(patch, up.config.neighbours)
@@ -295,17 +299,17 @@ def _on_sphere(panels: Sequence, up: Upsampler, seed: int) -> None:
     panels[0].set_title(f"a patch of {len(patch)} points", **HEAD)
     colours = colours[up.network.anchors(len(patch))]
     mean, outline = found.mean[0].cpu().numpy(), _one_sigma(found)
-    for axes, side, name in zip(panels[1:], (1, -1), ("one side", "the other side"), strict=True):
-        _globe(axes, side, mean, outline, colours)
-        axes.set_title(f"its mixture on the sphere, {name}", **HEAD)
+    for axes, side, name in zip(panels[1:], (1, -1), ("front", "back"), strict=True):
+        _globe(axes, side * mean.mean(axis=0), mean, outline, colours)
+        axes.set_title(f"its mixture, {name} of the sphere", **HEAD)
 
 
-def _globe(axes, side: int, mean: np.ndarray, outline: np.ndarray, colours: np.ndarray) -> None:
-    """The half of the unit sphere that is seen from one side."""
+def _globe(axes, eye: np.ndarray, mean: np.ndarray, outline: np.ndarray, colours) -> None:
+    """The half of the unit sphere that is seen from the direction of `eye`."""
     from matplotlib.collections import LineCollection
     from matplotlib.patches import Circle
 
-    turn = look_at(side * np.array([1.0, -0.6, 0.45]), np.zeros(3)).rotation
+    turn = look_at(eye, np.zeros(3)).rotation
 
     def visible(lines: np.ndarray) -> np.ndarray:
         seen = lines @ turn.T
@@ -317,7 +321,7 @@ def _globe(axes, side: int, mean: np.ndarray, outline: np.ndarray, colours: np.n
     dots = visible(mean)
     axes.scatter(*dots.T, c=colours, s=12, linewidths=0.3, edgecolors=INK, zorder=3)
     shown = np.isfinite(dots[:, 0]).sum()
-    axes.set_xlabel(f"{shown} means and one-sigma ellipses", color=INK, fontsize=10.5)
+    axes.set_xlabel(f"{shown} means and one-sigma ellipses", **TEXT)
     aim(axes, (-1, -1), (1, 1))
 
 
@@ -333,56 +337,77 @@ def _graticule() -> np.ndarray:
 def _on_rays(axes, up: Upsampler, car: Seen) -> None:
     """Components of a car among the rays of the sensor, and where the network expects the car."""
     from matplotlib.collections import LineCollection
+    from matplotlib.colors import LinearSegmentedColormap
 
     (grid,), rays = scan_grids([car.points], SENSOR_AT)
-    found, belief, extent = _asked(up, grid, rays)
-    meets, passes = _fired(car, grid, rays)
-    heat = axes.imshow(
-        belief, origin="lower", extent=extent, cmap="YlGnBu", vmin=0, vmax=1.6, aspect="auto"
-    )
-    heat.set_clim(0, 1.6)
-    axes.scatter(*passes.T, marker="x", s=12, color=PALE, linewidths=0.8)
-    axes.scatter(*meets.T, s=16, facecolors="none", edgecolors=INK, linewidths=0.6)
-    axes.scatter(*rays[:, :2].T, s=9, color=INK, linewidths=0)
+    low, high = rays[:, :2].min(axis=0) - 2, rays[:, :2].max(axis=0) + 2
+    x, y = (np.arange(a, b, 1 / 6) for a, b in zip(low, high, strict=True))
+    found, chance = _ask(up, grid, rays, np.stack(np.meshgrid(x, y), axis=-1))
+    blues = LinearSegmentedColormap.from_list("", (PAPER, "#8fc1f2"))
+    extent = (low[0], high[0], low[1], high[1])
+    axes.imshow(chance, cmap=blues, vmin=0, vmax=1, origin="lower", extent=extent)
+    meets, passes = _fired(car, grid, low, high)
+    axes.scatter(*passes.T, **CROSS)
+    axes.scatter(*meets.T, **RING)
+    axes.scatter(*rays[:, :2].T, **DOT)
     outline = rays[up.network.anchors(len(rays)), None, :2] + _one_sigma(found)
     weight = found.log_weight[0].exp().cpu().numpy()
-    axes.add_collection(
-        LineCollection(outline, colors=BAD, linewidths=0.8, alpha=np.clip(0.6 * weight / weight.max(), 0.1, 1))
-    )
-    axes.set_title("car", **HEAD)
+    strength = np.clip(weight / weight.max(), 0.1, 1)
+    axes.add_collection(LineCollection(outline, colors=BAD, linewidths=0.8, alpha=strength))
+    aim(axes, low, high)
+    axes.invert_xaxis()  # azimuth grows to the left, as the sensor sees it
+    axes.set_title("the mixture of a car at 20 m on the rays of its sensor", **HEAD)
+    _ray_legend(axes)
 
 
-def _asked(up: Upsampler, grid: RayGrid, rays: np.ndarray, finer: int = 4):
-    """The mixture (rays of the cloud), and the chance (h, w) that rays between them meet it."""
+DOT = dict(marker="o", s=11, color=INK, linewidths=0)
+RING = dict(marker="o", s=22, facecolors="none", edgecolors=INK, linewidths=0.7)
+CROSS = dict(marker="x", s=11, color=PALE, linewidths=0.8)
+
+
+def _ray_legend(axes) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [
+        axes.scatter([], [], label="measured", **DOT),
+        axes.scatter([], [], label="meets the car, no return", **RING),
+        axes.scatter([], [], label="passes it, or meets glass", **CROSS),
+        axes.plot([], [], color=BAD, lw=1, label="component, one sigma")[0],
+        Patch(color="#8fc1f2", label="network: the ray meets the car"),
+    ]
+    axes.legend(
+        handles=handles, ncols=len(handles), loc="upper center", bbox_to_anchor=(0.5, 0.0),
+        frameon=False, fontsize=10.5, labelcolor=INK, handletextpad=0.3, columnspacing=1.4,
+    )  # fmt: skip
+
+
+def _ask(
+    up: Upsampler, grid: RayGrid, rays: np.ndarray, asked: np.ndarray
+) -> tuple[Mixture, np.ndarray]:
+    """The mixture of a cloud in grid steps, and the chance (h, w) that rays (h, w, 2) meet it."""
     sizes = np.array([len(rays)])
     local = (rays - rays.mean(axis=0)).astype(np.float32)
     near = ray_neighbours(rays, sizes, up.config.neighbours)
-    low, high = rays[:, :2].min(axis=0) - 2, rays[:, :2].max(axis=0) + 2
-    x, y = (np.arange(a, b, 1 / finer) for a, b in zip(low, high, strict=True))
-    asked = np.stack(np.meshgrid(x, y), axis=-1)  # (h, w, 2)
-    away, anchor = ray_tree(rays[:, :2]).query(asked.reshape(-1, 2))
-    steps = (asked.reshape(-1, 2) - rays[anchor, :2]).astype(np.float32)
+    away, anchor = ray_tree(rays[:, :2]).query(asked)  # (h, w)
+    steps = (asked - rays[anchor, :2]).astype(np.float32).reshape(1, -1, 1, 2)
+    arrays = (local[None], near[None], grid_context([grid], rays, sizes)[None], steps)
     with torch.inference_mode():
-        arrays = (local, near, grid_context([grid], rays, sizes))
-        batch = (torch.as_tensor(a, device=up.device)[None] for a in arrays)
+        *batch, samples = (torch.as_tensor(a, device=up.device) for a in arrays)
         encoded = up.network.encode(*batch)
-        samples = torch.as_tensor(steps, device=up.device)[None, :, None]
-        anchors = torch.as_tensor(anchor, device=up.device)
-        hit = up.network.decode_at(encoded, samples, anchors, 2048).hit[0]
+        anchors = torch.as_tensor(anchor.ravel(), device=up.device)
+        hit = up.network.decode_at(encoded, samples, anchors, CHUNK).hit
         found = up.network.mixture(encoded)
-    belief = np.where(away < 2, hit.sigmoid().cpu().numpy(), 0).reshape(asked.shape[:2])
-    half = 0.5 / finer
-    return found, belief, (x[0] - half, x[-1] + half, y[0] - half, y[-1] + half)
+    chance = hit.sigmoid().cpu().numpy().reshape(anchor.shape)
+    return found, np.where(away < 2, chance, 0.0)  # no ray so far out was ever trained
 
 
-def _fired(seen: Seen, grid: RayGrid, rays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sensor's rays (n, 2) in grid steps near the object: those that meet it, and the rest."""
+def _fired(seen: Seen, grid: RayGrid, low, high) -> tuple[np.ndarray, np.ndarray]:
+    """The sensor's rays (n, 2) between two corners: those that meet the object, and the rest."""
     sensor = seen.sensor
     turn = np.arange(sensor.columns) * (2 * np.pi / sensor.columns)
     azimuth = wrap(np.add.outer(sensor.phase, turn) - grid.forward) / grid.step_azimuth
     elevation = np.broadcast_to(np.array(sensor.elevation)[:, None], azimuth.shape)
     fired = np.stack((azimuth, elevation / grid.step_elevation, 0 * azimuth), -1).reshape(-1, 3)
-    low, high = rays[:, :2].min(axis=0) - 3, rays[:, :2].max(axis=0) + 3
     fired = fired[((fired[:, :2] > low) & (fired[:, :2] < high)).all(axis=1)]
     hits = seen.scene.hits(grid.to_points(fired), (0.0, 0.0, sensor.height))
     meets = (hits.instance == 1) & (hits.reflectivity > 0)
@@ -392,15 +417,16 @@ def _fired(seen: Seen, grid: RayGrid, rays: np.ndarray) -> tuple[np.ndarray, np.
 # --- drawing -------------------------------------------------------------------------------------
 
 MARGINS = dict(left=0.015, right=0.985, top=0.94, bottom=0.045)
-HEAD = dict(color=INK, fontsize=13, fontweight="bold", ha="center")
-NOTE = dict(color=INK, fontsize=10.5, pad=3)
+HEAD = dict(color=INK, fontsize=12, fontweight="bold", ha="center")
+TEXT = dict(color=INK, fontsize=10.5)
+NOTE = dict(pad=3, **TEXT)
 
 
 def _figure(width: float, height: float):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=150, facecolor=PAPER)
+    figure = Figure(figsize=(width, height), dpi=120, facecolor=PAPER)
     FigureCanvasAgg(figure)
     return figure
 

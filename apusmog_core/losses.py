@@ -115,13 +115,6 @@ def mixture_loss(
     mixture: Mixture, points: Tensor, neighbours: Tensor, rays: Tensor, hit: Tensor
 ) -> Tensor:
     """-log of the mixture's density (eq. 2) at rays that meet the object."""
-    centre = gather(points[..., :2] + mixture.mean, neighbours) - points[:, :, None, :2]
-    log_weight = gather(mixture.log_weight[..., None], neighbours)[..., 0]
-    factors = gather(mixture.cholesky.flatten(2), neighbours).unflatten(-1, (2, 2))
-    near = Mixture(centre.flatten(0, 1), factors.flatten(0, 1), log_weight.flatten(0, 1))
-    # (N, s, k, 2) offsets of each ray from each neighbouring component
-    offsets = rays[..., None, :2] - centre[:, :, None]
-    density = near.log_likelihood(offsets.flatten(0, 1).transpose(1, 2)).transpose(1, 2)
-    weight = log_weight.flatten(0, 1) + np.log(points.shape[1])  # one, if all are equal
-    log_likelihood = torch.logsumexp(density + weight[:, None], dim=-1).view_as(hit)
-    return -(log_likelihood * hit).sum() / hit.sum().clamp_min(1)
+    flat = points[..., :2]
+    density = mixture.log_density(flat, rays[..., :2], flat, neighbours)
+    return -(density * hit).sum() / hit.sum().clamp_min(1)

@@ -164,12 +164,13 @@ class Upsampler:
         results = []
         with torch.inference_mode(), self._autocast():
             encoded = self.network.encode(points, index, context, CHUNK)
+            mixture = self.network.mixture(encoded)
             for anchors, rays, tier in lattice_rays(gaps, levels[cloud], keep_input):
                 chosen = torch.from_numpy(anchors).to(self.device)
-                out = self.network.decode_at(
-                    encoded, torch.from_numpy(rays)[None].to(self.device), chosen, CHUNK // 2
-                )
-                sure = confidence(out.hit, out.log_scale).float().cpu().numpy()[0]
+                queries = torch.from_numpy(rays)[None].to(self.device)
+                out = self.network.decode_at(encoded, queries, chosen, CHUNK // 2)
+                likely = self.network.likelihood(encoded, mixture, queries, chosen)
+                sure = confidence(out.hit, out.log_scale, likely).float().cpu().numpy()[0]
                 found = out.coarse[0].float().cpu().numpy()
                 valid = (tier >= 0).ravel()
                 owner = np.repeat(anchors, rays.shape[1])[valid]
@@ -270,13 +271,16 @@ def farthest_from(points: np.ndarray, others: np.ndarray, count: int) -> np.ndar
 # --- rays ----------------------------------------------------------------------------------------
 
 LIKELY = 0.15  # confidence below which a candidate is a last resort
+DENSITY_POWER = 0.4  # how much the mixture has to say beside the decoder
 DEPTH_TOLERANCE = 1.0  # grid steps of depth by which a right answer may be off
 
 
-def confidence(hit: torch.Tensor, log_scale: torch.Tensor) -> torch.Tensor:
-    """Chance that the ray meets the object and the depth is within the tolerance."""
+def confidence(
+    hit: torch.Tensor, log_scale: torch.Tensor, log_density: torch.Tensor
+) -> torch.Tensor:
+    """How likely a ray meets the object at the depth given: decoder and mixture together."""
     close = -torch.expm1(-DEPTH_TOLERANCE * torch.exp(-log_scale.clamp(-5, 4)))
-    return torch.sigmoid(hit) * close
+    return torch.sigmoid(hit) * close * torch.exp(DENSITY_POWER * log_density.clamp(max=0))
 
 
 def ring_gaps(grid: np.ndarray, near: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import pytest
 from apusmog_core import baselines, cli
 from apusmog_core.data import read_points, write_points
 
-COMMANDS = "upsample mesh train finetune info simulate bag export view demo bench".split()
+COMMANDS = "upsample mesh train finetune info simulate bag export view demo figures bench".split()
 EVALUATIONS = ["pugan", "pu1k", "rings", "ablation"]
 
 

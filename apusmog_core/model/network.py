@@ -141,6 +141,12 @@ class ApuSmog(nn.Module):
         """Noise (B, K, s, 2) -> samples on the sphere (B, K, s, 3), or rays (B, K, s, 2)."""
         return uniform_on_sphere(noise) if self.config.uniform_sphere else mixture.sample(noise)
 
+    def likelihood(self, encoded: Encoded, mixture: Mixture, rays: Tensor, anchors: Tensor):
+        """ln of the mixture's density (B, A * s) at rays (B, A, s, 2) of anchors (A,)."""
+        flat = encoded.points[..., :2]
+        near = encoded.neighbours[:, anchors]
+        return mixture.log_density(flat[:, anchors], rays, flat, near).flatten(1)
+
     # --- decoder side, once for each sample ---
 
     def decode(self, encoded: Encoded, samples: Tensor, chunk: int = 0) -> Decoded:

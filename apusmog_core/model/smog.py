@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .attention import mlp
+from .attention import gather, mlp
 
 INITIAL_SPREAD = 0.35  # standard deviation before training: radians, or grid steps of the sensor
 
@@ -42,14 +42,21 @@ class Mixture:
             azimuth[:, :, None] + step[..., 0], elevation[:, :, None] + step[..., 1]
         )
 
-    def log_likelihood(self, offsets: Tensor) -> Tensor:
-        """log u_i of eq. (2) at offsets (B, K, ..., 2) from the mean of each component."""
-        a, b, c = self.cholesky[..., 0, 0], self.cholesky[..., 1, 0], self.cholesky[..., 1, 1]
-        extra = offsets.dim() - 3
-        a, b, c = (t.view(*t.shape, *[1] * extra) for t in (a, b, c))
-        first = offsets[..., 0] / a
-        second = (offsets[..., 1] - b * first) / c
-        return -0.5 * (first**2 + second**2) - torch.log(a * c) - math.log(2 * math.pi)
+    def log_density(self, at: Tensor, rays: Tensor, points: Tensor, neighbours: Tensor) -> Tensor:
+        """ln of K u_Gamma (eq. 2) at rays, from the components near them; sensor's domain.
+
+        rays (B, A, s, 2) start from anchors at (B, A, 2); points (B, K, 2) carry the components;
+        neighbours (B, A, k) are those of the anchors. -> (B, A, s); zero is one component a step.
+        """
+        centre = gather(points + self.mean, neighbours) - at[:, :, None]  # (B, A, k, 2)
+        factor = gather(self.cholesky.flatten(2), neighbours)[:, :, None]  # (B, A, 1, k, 4)
+        first, low, second = factor[..., 0], factor[..., 2], factor[..., 3]
+        offset = rays[:, :, :, None] - centre[:, :, None]  # (B, A, s, k, 2)
+        u = offset[..., 0] / first
+        v = (offset[..., 1] - low * u) / second
+        weight = gather(self.log_weight[..., None], neighbours)[:, :, None, :, 0]
+        normal = -0.5 * (u * u + v * v) - torch.log(first * second) - math.log(2 * math.pi)
+        return torch.logsumexp(normal + weight, dim=-1) + math.log(points.shape[1])
 
 
 def to_angles(vectors: Tensor) -> tuple[Tensor, Tensor]:
