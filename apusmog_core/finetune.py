@@ -22,8 +22,8 @@ from .data.scans import (
     RaySamples,
     ray_sample,
 )
-from .geometry import RayGrid, ray_grid
 from .model import ApuSmog
+from .rays import RayGrid, ray_grid
 from .segment import Segmenter
 from .train import ray_batch, train
 from .upsampler import Upsampler

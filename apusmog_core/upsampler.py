@@ -12,16 +12,18 @@ import torch
 from scipy.spatial import cKDTree
 
 from .config import parse_device
-from .geometry import (
-    RayGrid,
-    farthest,
-    geodesic_patches,
+from .geometry import farthest, geodesic_patches, nearest
+from .model import ApuSmog
+from .rays import (
+    best_of_each,
+    confidence,
     grid_context,
-    nearest,
+    lattice,
+    lattice_rays,
     ray_neighbours,
+    ring_gaps,
     scan_grids,
 )
-from .model import ApuSmog
 from .weights import load_network
 
 CHUNK = 2048  # points of a graph that are worked on at once; small enough for the CPU's caches
@@ -239,24 +241,7 @@ class Upsampler:
         )
 
 
-# --- which candidates stay -----------------------------------------------------------------------
-
-
-def best_of_each(
-    owner: np.ndarray, sure: np.ndarray, tier: np.ndarray, counts: np.ndarray, seed: int
-) -> np.ndarray:
-    """Rows of the candidates that stay, counts[i] of owner i, together in the order of owners.
-
-    Coarse tiers of the lattice come before fine ones, and likely points before unlikely ones. The
-    last tier is seldom needed whole: there the choice is random, so that it stays even.
-    """
-    even = np.random.default_rng(seed).random(len(sure), np.float32)
-    later = tier + 2 * (sure < LIKELY)  # 0 to 3
-    place = np.where(tier == 0, 1 - sure, even)
-    order = np.argsort(8.0 * owner + 2.0 * later + place)
-    edges = np.searchsorted(owner[order], np.arange(len(counts)))
-    rank = np.arange(len(order)) - edges[owner[order]]
-    return order[rank < counts[owner[order]]]
+# --- choice -----------------------------------------------------------------------
 
 
 def farthest_from(points: np.ndarray, others: np.ndarray, count: int) -> np.ndarray:
@@ -266,65 +251,6 @@ def farthest_from(points: np.ndarray, others: np.ndarray, count: int) -> np.ndar
     enough = min(len(points), max(count, len(points) // 2))
     clear = np.argpartition(-away, enough - 1)[:enough]
     return clear[farthest(points[clear], count)]
-
-
-# --- rays ----------------------------------------------------------------------------------------
-
-LIKELY = 0.15  # confidence below which a candidate is a last resort
-DENSITY_POWER = 0.4  # how much the mixture has to say beside the decoder
-DEPTH_TOLERANCE = 1.0  # grid steps of depth by which a right answer may be off
-
-
-def confidence(
-    hit: torch.Tensor, log_scale: torch.Tensor, log_density: torch.Tensor
-) -> torch.Tensor:
-    """How likely a ray meets the object at the depth given: decoder and mixture together."""
-    close = -torch.expm1(-DEPTH_TOLERANCE * torch.exp(-log_scale.clamp(-5, 4)))
-    return torch.sigmoid(hit) * close * torch.exp(DENSITY_POWER * log_density.clamp(max=0))
-
-
-def ring_gaps(grid: np.ndarray, near: np.ndarray) -> np.ndarray:
-    """Steps (n, 2) to the measured rings above and below each point, nan where there is none."""
-    away = grid[near, :2] - grid[:, None, :2]  # (n, k, 2)
-    beside = np.abs(away[..., 0]) < 1.5
-    up = np.where(beside & (away[..., 1] > 0.4), away[..., 1], np.inf).min(axis=1)
-    down = np.where(beside & (away[..., 1] < -0.4), -away[..., 1], np.inf).min(axis=1)
-    gaps = np.stack((up, down), axis=1)
-    return np.where(gaps < 1.9, gaps, np.nan).astype(np.float32)
-
-
-def lattice(grid: RayGrid, ratio: float) -> tuple[int, int]:
-    """How many times the pattern gets denser, in azimuth and in rings; at least `ratio` together.
-
-    Rings come first; only where they would be closer than the points of one does azimuth follow.
-    """
-    shape = grid.step_elevation / grid.step_azimuth
-    rings = max(2, round(min(ratio, max(np.sqrt(ratio * shape), 1.0))))
-    return max(1, int(np.ceil(ratio / rings - 1e-9))), rings
-
-
-def lattice_rays(gaps: np.ndarray, levels: np.ndarray, keep_input: bool):
-    """Yields anchors (a,), rays (a, s, 2) and tiers (a, s): the denser sensor's rays, each once.
-
-    A point looks after the gap above it, and after the gap below where it is the lowest. Tier 0 is
-    on the new rings in the columns of the measured points, tier 1 between the columns; -1 marks
-    rays that are not there.
-    """
-    across, rings = levels.max(axis=0)
-    side, up = (a.ravel() for a in np.meshgrid(np.arange(across), np.arange(rings)))
-    lowest = np.flatnonzero(np.isnan(gaps[:, 1]))
-    own = 1 if keep_input else 0  # the ray of the point itself is the first
-    for anchors, gap, skip in (
-        (np.arange(len(gaps)), np.nan_to_num(gaps[:, 0], nan=1.0), own),
-        (lowest, -np.ones(len(lowest)), across),
-    ):
-        if len(anchors) == 0 or skip >= len(side):
-            continue
-        mine, x, y = levels[anchors], side[skip:], up[skip:]
-        rise = gap[:, None] * y / mine[:, 1:]
-        rays = np.stack((np.broadcast_to(x / mine[:, :1], rise.shape), rise), axis=-1)
-        inside = (x < mine[:, :1]) & (y < mine[:, 1:])
-        yield anchors, rays.astype(np.float32), np.where(inside, (x > 0).astype(np.int64), -1)
 
 
 # --- checks --------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import torch
 from apusmog_core import cli, finetune, weights
 from apusmog_core.config import PRESETS
 from apusmog_core.data.scans import PROBE_REACH, PROBES
-from apusmog_core.geometry import ray_grid
 from apusmog_core.model import ApuSmog
+from apusmog_core.rays import ray_grid
 
 STEP, GAP = np.radians(0.2), np.radians(0.8)  # of the sensor that sees the wall
 

@@ -8,8 +8,9 @@ from scipy.spatial import cKDTree
 
 from apusmog_core import Upsampler
 from apusmog_core.config import PRESETS, ModelConfig
-from apusmog_core.geometry import farthest, geodesic_patches, scan_grids
+from apusmog_core.geometry import farthest, geodesic_patches
 from apusmog_core.model import ApuSmog
+from apusmog_core.rays import scan_grids
 from apusmog_core.weights import save, shipped
 
 RATIOS = (0.5, 1, 1.5, 1.98, 2.34, 3.45, 4, 4.93, 7.72, 9.51, 18.11, 22.86)

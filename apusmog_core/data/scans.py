@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..geometry import RayGrid, grid_context, ray_neighbours, scan_grids
+from ..rays import RayGrid, grid_context, ray_neighbours, scan_grids
 
 PROBES = 6  # rays cast around each input point
 MAX_NEIGHBOURS = 16

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cloud as its sensor sees it: coordinates in steps of the sensor's pattern, and new rays."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.spatial import cKDTree
+
+# --- coordinates ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RayGrid:
+    """Log-polar coordinates about the sensor, in steps of its own pattern.
+
+    (azimuth / step_azimuth, elevation / step_elevation, ln(range) / step_elevation): neighbouring
+    rays are one apart, and a surface looks the same at any range.
+    """
+
+    origin: np.ndarray
+    step_azimuth: float  # radians between points of one ring
+    step_elevation: float  # radians between rings
+    forward: float  # azimuth that becomes zero, so that no object straddles the wrap
+
+    def to_grid(self, points: np.ndarray) -> np.ndarray:
+        """Cartesian (n, 3) -> grid coordinates (n, 3)."""
+        azimuth, elevation, reach = polar(points, self.origin)
+        azimuth = wrap(azimuth - self.forward)
+        steps = (self.step_azimuth, self.step_elevation, self.step_elevation)
+        return np.stack((azimuth, elevation, np.log(reach)), axis=1) / np.asarray(steps)
+
+    def to_points(self, grid: np.ndarray) -> np.ndarray:
+        """Grid coordinates (n, 3) -> Cartesian (n, 3)."""
+        azimuth = grid[:, 0] * self.step_azimuth + self.forward
+        elevation = grid[:, 1] * self.step_elevation
+        reach = np.exp(grid[:, 2] * self.step_elevation)
+        level = reach * np.cos(elevation)
+        return self.origin + np.stack(
+            (level * np.cos(azimuth), level * np.sin(azimuth), reach * np.sin(elevation)), axis=1
+        )
+
+
+def wrap(angle: np.ndarray) -> np.ndarray:
+    """Angles into [-pi, pi)."""
+    return (angle + np.pi) % (2 * np.pi) - np.pi
+
+
+def polar(points: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Azimuth, elevation and range of points (n, 3) as seen from the origin."""
+    ray = np.asarray(points, np.float64) - origin
+    reach = np.maximum(np.linalg.norm(ray, axis=1), 1e-3)
+    return np.arctan2(ray[:, 1], ray[:, 0]), np.arcsin(np.clip(ray[:, 2] / reach, -1, 1)), reach
+
+
+RING_JITTER = np.radians(0.1)  # points closer than this in elevation are on one ring
+DEFAULT_STEPS = (np.radians(0.17), np.radians(0.42))  # an HDL-64E at 10 Hz
+WITNESSES = 24  # points of each cloud that are asked for their neighbours
+
+
+def scan_grids(clouds: Sequence[np.ndarray], origin) -> tuple[list[RayGrid], np.ndarray]:
+    """The sensor's grid as each cloud shows it, and all points (n, 3) in grid steps.
+
+    A cloud that does not show its steps (a single ring, a handful of points) takes the median of
+    the others.
+    """
+    origin = np.asarray(origin, np.float64)
+    sizes = np.array([len(c) for c in clouds])
+    cloud = np.repeat(np.arange(len(sizes)), sizes)
+    azimuth, elevation, reach = polar(np.concatenate(clouds), origin)
+    starts = np.cumsum(sizes) - sizes
+    forward = np.arctan2(
+        np.add.reduceat(np.sin(azimuth), starts), np.add.reduceat(np.cos(azimuth), starts)
+    )
+    azimuth = wrap(azimuth - forward[cloud])
+    steps = _measure_steps(azimuth, elevation, cloud, sizes)
+    for column, fallback in zip(steps.T, DEFAULT_STEPS, strict=True):
+        known = column[np.isfinite(column)]
+        column[~np.isfinite(column)] = np.median(known) if len(known) else fallback
+    steps[:, 1] = steps.max(axis=1)  # rings are never closer than the points of one
+    unit = np.stack((steps[cloud, 0], steps[cloud, 1], steps[cloud, 1]), axis=1)
+    grid = np.stack((azimuth, elevation, np.log(reach)), axis=1) / unit
+    grids = [RayGrid(origin, *s, f) for s, f in zip(steps.tolist(), forward.tolist(), strict=True)]
+    return grids, grid
+
+
+def ray_grid(points: np.ndarray, origin) -> RayGrid:
+    """The grid that the points of one cloud show."""
+    return scan_grids([points], origin)[0][0]
+
+
+def _measure_steps(azimuth, elevation, cloud, sizes) -> np.ndarray:
+    """Typical steps (clouds, 2) along a ring and between rings, radians; nan: cannot be seen."""
+    apart = np.stack((azimuth + 10.0 * cloud, elevation), axis=1)
+    starts = np.cumsum(sizes) - sizes
+    spread = (np.arange(WITNESSES) + 0.5) / WITNESSES
+    asked = (starts[:, None] + np.minimum(spread * sizes[:, None], sizes[:, None] - 1)).astype(int)
+    k = min(24, len(apart))
+    _, index = ray_tree(apart).query(apart[asked.ravel()], k=np.arange(1, k + 1))
+    own = cloud[index] == cloud[asked].reshape(-1, 1)
+    across = np.abs(azimuth[index] - azimuth[asked].reshape(-1, 1))
+    up = np.abs(elevation[index] - elevation[asked].reshape(-1, 1))
+    same_ring = up < RING_JITTER
+    along = np.where(own & same_ring & (across > 1e-5), across, np.nan)
+    between = np.where(own & ~same_ring, up, np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # all-nan rows are what nan says
+        nearest_steps = [np.nanmin(s, axis=1).reshape(len(sizes), -1) for s in (along, between)]
+        return np.stack([np.nanmedian(s, axis=1) for s in nearest_steps], axis=1)
+
+
+def ray_tree(rays: np.ndarray) -> cKDTree:
+    """A tree that is quick to build: rays are spread evenly, balance gains nothing."""
+    return cKDTree(rays, balanced_tree=False, compact_nodes=False)
+
+
+def ray_neighbours(grid: np.ndarray, sizes: np.ndarray, k: int) -> np.ndarray:
+    """Nearest rays (n, k) of the same cloud, whatever their depth, itself first."""
+    cloud = np.repeat(np.arange(len(sizes)), sizes)
+    apart = np.stack((grid[:, 0] + cloud * 1e5, grid[:, 1]), axis=1)
+    k_found = min(k, len(grid))
+    index = ray_tree(apart).query(apart, k=np.arange(1, k_found + 1), workers=-1)[1]
+    index = index[:, np.arange(k) % k_found]
+    return np.where(cloud[index] == cloud[:, None], index, np.arange(len(grid))[:, None])
+
+
+def grid_context(grids: list[RayGrid], coordinates: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """What a network is told of the scale (n, 2): ln(metres between rings), ln(step ratio).
+
+    coordinates (n, 3) are those of all grids, sizes[i] of grid i.
+    """
+    up = np.repeat([g.step_elevation for g in grids], sizes)
+    along = np.repeat([g.step_azimuth for g in grids], sizes)
+    gap = coordinates[:, 2] * up + np.log(up)
+    return np.stack((gap, np.log(up / along)), axis=1).astype(np.float32)
+
+
+# --- the lattice of a denser sensor ---------------------------------------------------------------
+
+LIKELY = 0.15  # confidence below which a candidate is a last resort
+DENSITY_POWER = 0.4  # how much the mixture has to say beside the decoder
+DEPTH_TOLERANCE = 1.0  # grid steps of depth by which a right answer may be off
+
+
+def confidence(
+    hit: torch.Tensor, log_scale: torch.Tensor, log_density: torch.Tensor
+) -> torch.Tensor:
+    """How likely a ray meets the object at the depth given: decoder and mixture together."""
+    close = -torch.expm1(-DEPTH_TOLERANCE * torch.exp(-log_scale.clamp(-5, 4)))
+    return torch.sigmoid(hit) * close * torch.exp(DENSITY_POWER * log_density.clamp(max=0))
+
+
+def ring_gaps(grid: np.ndarray, near: np.ndarray) -> np.ndarray:
+    """Steps (n, 2) to the measured rings above and below each point, nan where there is none."""
+    away = grid[near, :2] - grid[:, None, :2]  # (n, k, 2)
+    beside = np.abs(away[..., 0]) < 1.5
+    up = np.where(beside & (away[..., 1] > 0.4), away[..., 1], np.inf).min(axis=1)
+    down = np.where(beside & (away[..., 1] < -0.4), -away[..., 1], np.inf).min(axis=1)
+    gaps = np.stack((up, down), axis=1)
+    return np.where(gaps < 1.9, gaps, np.nan).astype(np.float32)
+
+
+def lattice(grid: RayGrid, ratio: float) -> tuple[int, int]:
+    """How many times the pattern gets denser, in azimuth and in rings; at least `ratio` together.
+
+    Rings come first; only where they would be closer than the points of one does azimuth follow.
+    """
+    shape = grid.step_elevation / grid.step_azimuth
+    rings = max(2, round(min(ratio, max(np.sqrt(ratio * shape), 1.0))))
+    return max(1, int(np.ceil(ratio / rings - 1e-9))), rings
+
+
+def lattice_rays(
+    gaps: np.ndarray, levels: np.ndarray, keep_input: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields anchors (a,), rays (a, s, 2) and tiers (a, s): the denser sensor's rays, each once.
+
+    A point looks after the gap above it, and after the gap below where it is the lowest. Tier 0 is
+    on the new rings in the columns of the measured points, tier 1 between the columns; -1 marks
+    rays that are not there.
+    """
+    across, rings = levels.max(axis=0)
+    side, up = (a.ravel() for a in np.meshgrid(np.arange(across), np.arange(rings)))
+    lowest = np.flatnonzero(np.isnan(gaps[:, 1]))
+    own = 1 if keep_input else 0  # the ray of the point itself is the first
+    for anchors, gap, skip in (
+        (np.arange(len(gaps)), np.nan_to_num(gaps[:, 0], nan=1.0), own),
+        (lowest, -np.ones(len(lowest)), across),
+    ):
+        if len(anchors) == 0 or skip >= len(side):
+            continue
+        mine, x, y = levels[anchors], side[skip:], up[skip:]
+        rise = gap[:, None] * y / mine[:, 1:]
+        rays = np.stack((np.broadcast_to(x / mine[:, :1], rise.shape), rise), axis=-1)
+        inside = (x < mine[:, :1]) & (y < mine[:, 1:])
+        yield anchors, rays.astype(np.float32), np.where(inside, (x > 0).astype(np.int64), -1)
+
+
+def best_of_each(
+    owner: np.ndarray, sure: np.ndarray, tier: np.ndarray, counts: np.ndarray, seed: int
+) -> np.ndarray:
+    """Rows of the candidates that stay, counts[i] of owner i, together in the order of owners.
+
+    Coarse tiers of the lattice come before fine ones, and likely points before unlikely ones. The
+    last tier is seldom needed whole: there the choice is random, so that it stays even.
+    """
+    even = np.random.default_rng(seed).random(len(sure), np.float32)
+    later = tier + 2 * (sure < LIKELY)  # 0 to 3
+    place = np.where(tier == 0, 1 - sure, even)
+    order = np.argsort(8.0 * owner + 2.0 * later + place)
+    edges = np.searchsorted(owner[order], np.arange(len(counts)))
+    rank = np.arange(len(order)) - edges[owner[order]]
+    return order[rank < counts[owner[order]]]
