@@ -13,19 +13,13 @@ import torch
 from scipy.spatial import cKDTree
 
 from . import shapes
-from .geometry import (
-    RayGrid,
-    farthest,
-    grid_context,
-    nearest,
-    ray_neighbours,
-    ray_tree,
-    scan_grids,
-    wrap,
-)
-from .metrics import distance_to_mesh
+from .data.scans import PROBE_REACH
+from .geometry import farthest, nearest
+from .mesh import reconstruct
+from .metrics import distance_to_mesh, mesh_surface
 from .metrics import nearest as distance_to
 from .model.smog import Mixture
+from .rays import RayGrid, grid_context, ray_neighbours, ray_tree, scan_grids, wrap
 from .simulate import Placed, Scene, Sensor, scan, visible_surface
 from .upsampler import CHUNK, Upsampler
 from .view import Camera, aim, beside, look_at
@@ -162,10 +156,6 @@ def _legend(figure) -> None:
 
 def ratios(up: Upsampler, out: Path, shape, seed: int = 0) -> Path:
     """An Open3D mesh at several ratios from the same weights, and the Poisson surface of each."""
-    import open3d as o3d
-
-    from .mesh import reconstruct
-
     sparse, truth = _sampled(shape, SHAPE_POINTS, seed), _scene(shape)
     camera = _above(sparse)
     flat, size = camera.project(sparse)[0], np.ptp(sparse, axis=0).max()
@@ -182,7 +172,7 @@ def ratios(up: Upsampler, out: Path, shape, seed: int = 0) -> Path:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "surface.ply"
             reconstruct(points, file)
-            found = _scene(o3d.io.read_triangle_mesh(str(file)))
+            found = mesh_surface(file)
         aim(below, flat.min(axis=0), flat.max(axis=0))
         _render(below, found, camera)
         below.set_xlabel(f"mean error {1000 * away:.2f} ‰ of the size", **TEXT)
@@ -195,7 +185,8 @@ def knot():
     path = np.stack((np.sin(t) + 2 * np.sin(2 * t), np.cos(t) - 2 * np.cos(2 * t), -np.sin(3 * t)))
     sides = 24
     tube = shapes.tube(path.T, 0.62, 0.5, sides)
-    return _legacy(tube.vertices, tube.triangles[: -2 * (sides - 2)])  # its ends meet: no lids
+    skin = tube.triangles[: -2 * (sides - 2)]  # without the lids at its ends, which meet
+    return _legacy(tube.vertices, skin % (len(tube.vertices) - sides))
 
 
 def _read(path: str | Path):
@@ -388,9 +379,10 @@ def _ask(
     sizes = np.array([len(rays)])
     local = (rays - rays.mean(axis=0)).astype(np.float32)
     near = ray_neighbours(rays, sizes, up.config.neighbours)
-    away, anchor = ray_tree(rays[:, :2]).query(asked)  # (h, w)
-    steps = (asked - rays[anchor, :2]).astype(np.float32).reshape(1, -1, 1, 2)
-    arrays = (local[None], near[None], grid_context([grid], rays, sizes)[None], steps)
+    anchor = ray_tree(rays[:, :2]).query(asked)[1]  # (h, w)
+    steps = (asked - rays[anchor, :2]).astype(np.float32)  # (h, w, 2)
+    queries = steps.reshape(1, -1, 1, 2)
+    arrays = (local[None], near[None], grid_context([grid], rays, sizes)[None], queries)
     with torch.inference_mode():
         *batch, samples = (torch.as_tensor(a, device=up.device) for a in arrays)
         encoded = up.network.encode(*batch)
@@ -398,7 +390,8 @@ def _ask(
         hit = up.network.decode_at(encoded, samples, anchors, CHUNK).hit
         found = up.network.mixture(encoded)
     chance = hit.sigmoid().cpu().numpy().reshape(anchor.shape)
-    return found, np.where(away < 2, chance, 0.0)  # no ray so far out was ever trained
+    trained = (np.abs(steps) <= PROBE_REACH).all(axis=-1)
+    return found, np.where(trained, chance, 0.0)  # farther out it would guess
 
 
 def _fired(seen: Seen, grid: RayGrid, low, high) -> tuple[np.ndarray, np.ndarray]:
