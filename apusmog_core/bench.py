@@ -226,32 +226,37 @@ def segment() -> Iterator[Row]:
         )
 
 
+TIME_BUDGET_MS = 40.0  # what two cores can spare for the network at 10 Hz
+
+
 def dds() -> Iterator[Row]:
     """Node and replay as processes of their own, at the recording's 10 Hz."""
     from apusmog_ros.bench import throughput
 
-    seen = throughput(drive().folder, seconds=30)
-    rate, age = seen["rate_out_hz"], seen["age_ms_p50"]
-    yield Row(
-        "dds",
-        "dense clouds a second, fast weights, ratio 4",
-        rate,
-        "Hz",
-        "scans played",
-        seen["rate_in_hz"],
-        bar="at least 9 Hz",
-        holds=rate >= 9,
-    )
-    yield Row(
-        "dds",
-        "median age of a dense cloud",
-        age,
-        "ms",
-        "its 99th percentile",
-        seen["age_ms_p99"],
-        bar="below 200 ms",
-        holds=age < 200,
-    )
+    for budget in (0.0, TIME_BUDGET_MS):
+        seen = throughput(drive().folder, seconds=30, time_budget_ms=budget)
+        rate, age = seen["rate_out_hz"], seen["age_ms_p50"]
+        how = f"time_budget_ms {budget:g}" if budget else "every object"
+        yield Row(
+            "dds",
+            f"dense clouds a second, fast, ratio 4, {how}",
+            rate,
+            "Hz",
+            "scans played",
+            seen["rate_in_hz"],
+            bar="at least 9 Hz",
+            holds=rate >= 9,
+        )
+        yield Row(
+            "dds",
+            f"median age of a dense cloud, {how}",
+            age,
+            "ms",
+            "its 99th percentile",
+            seen["age_ms_p99"],
+            bar="below 200 ms",
+            holds=age < 200,
+        )
 
 
 SECTIONS = dict(

@@ -153,7 +153,7 @@ class ScanPipeline:
         points = np.concatenate(dense) if len(clouds) else np.zeros((0, 3), np.float32)
         instance = np.repeat(np.arange(1, len(clouds) + 1, dtype=np.uint32), counts)
         with _timed(timings, "intensity"):
-            intensity = _nearest_intensity(segments, points)
+            intensity = _intensity(segments, points, generated, rows, counts)
         timings["total"] = sum(timings.values())
         return DenseScan(points, intensity, instance, generated, segments, ratio, limited, timings)
 
@@ -232,6 +232,24 @@ def visible_area(points: np.ndarray) -> float:
     width = np.ptp(points[:, 1] * ray[0] - points[:, 0] * ray[1])
     height = np.ptp(points[:, 2])
     return max(float(width), SMALLEST_SIDE) * max(float(height), SMALLEST_SIDE)
+
+
+def _intensity(segments: Segments, points, generated, rows, counts) -> np.ndarray:
+    """Intensity (m,): a measured point's own, a new point's that of the nearest measured one."""
+    intensity = np.zeros(len(points), np.float32)
+    if not segments.intensity.any():
+        return intensity
+    # instances whose measured points are all there, and come first
+    firsts = np.cumsum(counts) - counts
+    whole = [
+        c >= len(r) > 0 and not generated[f] for c, r, f in zip(counts, rows, firsts, strict=True)
+    ]
+    known = ~generated & np.repeat(np.array(whole, bool), counts)
+    if known.any():
+        own = [index for index, all_kept in zip(rows, whole, strict=True) if all_kept]
+        intensity[known] = segments.intensity[np.concatenate(own)]
+    intensity[~known] = _nearest_intensity(segments, points[~known])
+    return intensity
 
 
 def _nearest_intensity(segments: Segments, points: np.ndarray) -> np.ndarray:

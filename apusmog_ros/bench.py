@@ -29,7 +29,11 @@ DOMAIN = 91  # apart from what else runs on this machine
 
 
 def throughput(
-    scans: str | Path, seconds: float = 60.0, ratio: float = 4.0, weights: str = "fast"
+    scans: str | Path,
+    seconds: float = 60.0,
+    ratio: float = 4.0,
+    weights: str = "fast",
+    time_budget_ms: float = 0.0,
 ) -> dict:
     """Play `scans` at their own pace, again and again, and look at what the node publishes.
 
@@ -45,7 +49,9 @@ def throughput(
         listener = _Listener()
         try:
             with (
-                _process("upsample_node", ratio=ratio, weights=weights),
+                _process(
+                    "upsample_node", ratio=ratio, weights=weights, time_budget_ms=time_budget_ms
+                ),
                 _process("replay_node", path=recording, loop="true", stamps="now", wait="true"),
             ):
                 listener.spin_until(lambda: listener.ages, PATIENCE)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import torch
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
@@ -266,6 +268,8 @@ def _ms_since(started: float) -> float:
 
 def main(args: list[str] | None = None) -> None:
     """Run the node until Ctrl-C."""
+    # one core stays free for segmenting the next scan, messages and parameters
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
     sys.exit(run(UpsampleNode, args))
 
 

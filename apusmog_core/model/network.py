@@ -81,13 +81,13 @@ class ApuSmog(nn.Module):
         around = self.extract.project(x) if self.config.attention == "global" else None
         parts = []
         for r in rows:
-            offsets = self._offsets(points, spacing, neighbours, r)
+            offsets = self._seen(self._offsets(points, spacing, neighbours, r))
             parts.append(self.extract(x[:, r], around, offsets, neighbours[:, r]))
         features = memory = cat(parts)
         for layer in self.encoder:
             around, parts = layer.project(memory), []
             for r in rows:
-                offsets = self._offsets(points, spacing, neighbours, r)
+                offsets = self._seen(self._offsets(points, spacing, neighbours, r))
                 parts.append(layer(memory[:, r], around, offsets, neighbours[:, r]))
             memory = cat(parts)
         told = None if self.tokens is None else self.tokens.project(memory)
@@ -116,16 +116,15 @@ class ApuSmog(nn.Module):
         return (points - centre) / radius, centre, radius
 
     def _offsets(self, points: Tensor, spacing: Tensor, neighbours: Tensor, rows=slice(None)):
-        """p_j - p_i in spacings (B, K, k, 3), as the position codes see them."""
-        offsets = self._true_offsets(points, spacing, neighbours, rows)
-        if self.config.domain == "sensor":  # depth edges are many steps: compress them
-            depth = torch.asinh(offsets[..., 2:])
-            offsets = torch.cat((offsets[..., :2], depth), dim=-1)
-        return offsets
-
-    def _true_offsets(self, points, spacing, neighbours, rows) -> Tensor:
+        """p_j - p_i in spacings (B, K, k, 3)."""
         away = gather(points, neighbours[:, rows]) - points[:, rows, None]
-        return away / spacing[:, rows, None]
+        return away if self.config.domain == "sensor" else away / spacing[:, rows, None]
+
+    def _seen(self, offsets: Tensor) -> Tensor:
+        """Offsets as the position codes see them: a sensor's depth edges are many steps."""
+        if self.config.domain != "sensor":
+            return offsets
+        return torch.cat((offsets[..., :2], torch.asinh(offsets[..., 2:])), dim=-1)
 
     # --- the mixture ---
 
@@ -188,7 +187,7 @@ class ApuSmog(nn.Module):
         tokens = None
         if self.tokens is not None:
             offsets = self._offsets(encoded.points, encoded.spacing, encoded.neighbours, anchors)
-            tokens = self.tokens(encoded.told, offsets, near)
+            tokens = self.tokens(encoded.told, self._seen(offsets), near)
         code = samples / 2 if self.config.domain == "sensor" else samples  # into [-1, 1]
         x = self.query(code)
         if self.config.output != "absolute":  # the query knows its anchor
@@ -197,7 +196,7 @@ class ApuSmog(nn.Module):
             x = layer(x, tokens if self.config.attention == "local" else encoded.memory)
         x = self.norm(x)
         if self.config.output == "pointing":
-            return self._point(encoded, x, samples, tokens, anchors)
+            return self._point(encoded, x, samples, tokens, offsets, anchors)
         raw = self.head(x)
         if self.config.output == "anchored":
             at, reach = encoded.points[:, anchors], encoded.spacing[:, anchors]
@@ -207,9 +206,8 @@ class ApuSmog(nn.Module):
             coarse = centre[:, None] + raw * radius[:, None]
         return coarse.flatten(1, 2), None, None
 
-    def _point(self, encoded, x, samples, tokens, anchors):
+    def _point(self, encoded, x, samples, tokens, offsets, anchors):
         """Weights over the neighbours' coordinates; a sensor's sample fixes all but the depth."""
-        offsets = self._true_offsets(encoded.points, encoded.spacing, encoded.neighbours, anchors)
         sensor = self.config.domain == "sensor"
         target = samples if sensor else self.prior_reach * samples  # (B, K, s, 2 or 3)
         away = offsets[:, :, None, :, : target.shape[-1]] - target[:, :, :, None]
