@@ -227,7 +227,15 @@ PRESETS: dict[str, ModelConfig] = {
     "default": ModelConfig(
         width=32, encoder_hidden=32, decoder_hidden=64, refine_neighbours=8, refine_width=16
     ),
-    "lidar": ModelConfig(domain="sensor", learned_weights=True, refinements=0),
+    "lidar": ModelConfig(
+        domain="sensor",
+        learned_weights=True,
+        refinements=0,
+        width=48,
+        encoder_hidden=48,
+        decoder_hidden=96,
+        decoder_layers=1,
+    ),
     "fast": ModelConfig(
         domain="sensor",
         learned_weights=True,
