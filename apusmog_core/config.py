@@ -268,7 +268,9 @@ class DataConfig:
     target_factor: float = setting(
         1.0, "target points for each output point; 1 is the paper's", low=0.1, high=16.0
     )
-    jitter: float = setting(0.0, "largest standard deviation of input noise, patch radii", low=0.0)
+    jitter: float = setting(
+        0.0, "largest deviation of input noise: patch radii, or metres of range", low=0.0
+    )
     thinning: float = setting(0.0, "chance of thinning a patch unevenly", low=0.0, high=1.0)
 
 

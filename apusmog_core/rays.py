@@ -141,9 +141,9 @@ def grid_context(grids: list[RayGrid], coordinates: np.ndarray, sizes: np.ndarra
 
 # --- the lattice of a denser sensor ---------------------------------------------------------------
 
-LIKELY = 0.15  # confidence below which a candidate is a last resort
-DENSITY_POWER = 0.4  # how much the mixture has to say beside the decoder
-DEPTH_TOLERANCE = 1.0  # grid steps of depth by which a right answer may be off
+LIKELY = 0.1  # confidence below which a candidate is a last resort
+DENSITY_POWER = 0.2  # how much the mixture has to say beside the decoder
+DEPTH_TOLERANCE = 0.5  # grid steps of depth by which a right answer may be off
 
 
 def confidence(

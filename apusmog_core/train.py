@@ -272,7 +272,8 @@ def ray_batch(samples, config: TrainConfig, step: int, rank: int, size: int) -> 
     rng = np.random.default_rng((config.seed, step))
     chosen = rng.integers(len(samples), size=config.batch)
     mine = chosen[rank::size]
-    return samples.batch(mine, np.random.default_rng((config.seed, step, rank)))
+    rng = np.random.default_rng((config.seed, step, rank))
+    return samples.batch(mine, rng, config.data.jitter)
 
 
 def with_network(config: TrainConfig, **changes: Any) -> TrainConfig:

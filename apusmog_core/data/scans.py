@@ -119,8 +119,14 @@ class RaySamples:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def batch(self, chosen: np.ndarray, rng: np.random.Generator) -> dict[str, Tensor]:
-        """The chosen samples as one graph (1, total, ...), each mirrored at random."""
+    def batch(
+        self, chosen: np.ndarray, rng: np.random.Generator, jitter: float = 0.0
+    ) -> dict[str, Tensor]:
+        """The chosen samples as one graph (1, total, ...), each mirrored at random.
+
+        Each object gets range noise of its own strength, up to `jitter` metres: real surfaces are
+        rougher than meshes. The answers of the probes stay the true ones.
+        """
         rows = [np.arange(self.starts[c], self.starts[c + 1]) for c in chosen]
         index = np.concatenate(rows)
         out = {name: array[index] for name, array in self.arrays.items()}
@@ -130,6 +136,11 @@ class RaySamples:
         mirror = np.repeat(rng.choice((-1.0, 1.0), len(chosen)), sizes).astype(np.float32)
         out["points"][:, 0] *= mirror
         out["probes"][:, :, 0] *= mirror[:, None]
+        strength = np.repeat(jitter * rng.random(len(chosen)), sizes)
+        gap = np.exp(out["context"][:, 0])  # metres in a step of depth
+        noise = (strength * rng.standard_normal(len(gap)) / gap).astype(np.float32)
+        out["points"][:, 2] += noise
+        out["probes"][:, :, 2] -= noise[:, None]
         return {name: torch.from_numpy(array)[None] for name, array in out.items()}
 
     def save(self, path: str | Path) -> None:
