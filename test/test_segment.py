@@ -117,7 +117,7 @@ def test_missed_ground_does_not_glue_objects_together():
 
 def test_a_huge_component_is_split_into_parts_within_the_limits_or_passed():
     wall = box(5, -30, size=(0.3, 60.0, 9.0), step=0.2)
-    config = ClusterConfig(max_points=2000)
+    config = ClusterConfig(max_points=2000, large="split")
     labels = find_instances(wall, config)
     assert labels.min() == 1  # nothing is lost
     for number in range(1, labels.max() + 1):
@@ -129,7 +129,7 @@ def test_a_huge_component_is_split_into_parts_within_the_limits_or_passed():
 
 def test_points_that_coincide_are_split_by_count():
     pile = np.repeat(box(5, 0, step=0.5), 100, axis=0)
-    labels = find_instances(pile, ClusterConfig(max_points=500))
+    labels = find_instances(pile, ClusterConfig(max_points=500, large="split"))
     assert labels.min() == 1 and np.bincount(labels).max() <= 500
 
 
