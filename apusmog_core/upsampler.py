@@ -28,7 +28,7 @@ from .weights import load_network
 
 CHUNK = 2048  # points of a graph that are worked on at once; small enough for the CPU's caches
 PATCH = 256  # points of a patch, for networks that attend to all of it
-OVERSAMPLE = 2.0  # candidates for each new point
+OVERSAMPLE = 3.0  # candidates for each new point
 LEAST_CANDIDATES = 4  # of each component, so that a small ratio has a choice too
 EXACT_IN_FLOAT32 = 8192.0  # metres: beyond, float32 loses the millimetre
 

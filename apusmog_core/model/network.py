@@ -58,10 +58,9 @@ class ApuSmog(nn.Module):
         self.tokens = Tokens(width) if needs_tokens else None
         if config.output == "pointing":
             self.head = PointingHead(width, 3)
-            self.prior_reach = nn.Parameter(
-                torch.tensor(0.6)
-            )  # how far a sample leads, in spacings
-            self.prior_sharpness = nn.Parameter(torch.tensor(2.0))
+            # how far a sample leads, in spacings, and how few neighbours it then listens to
+            self.prior_reach = nn.Parameter(torch.tensor(0.7))
+            self.prior_sharpness = nn.Parameter(torch.tensor(2.0 if sensor else 6.0))
         else:
             self.head = mlp(width, width, 3)
         refine = config.refinements if not sensor else 0

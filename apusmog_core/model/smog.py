@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from .attention import gather, mlp
 
-INITIAL_SPREAD = 0.35  # standard deviation before training: radians, or grid steps of the sensor
+# standard deviation before training: radians, nearly all directions; grid steps of the sensor
+INITIAL_SPREAD = {"canonical": 1.2, "sensor": 0.35}
 
 
 @dataclass
@@ -81,9 +82,9 @@ def uniform_on_sphere(noise: Tensor) -> Tensor:
     return to_cartesian(2 * math.pi * share[..., 0], torch.acos(1 - 2 * share[..., 1]))
 
 
-def cholesky_factor(raw: Tensor, form: str) -> Tensor:
+def cholesky_factor(raw: Tensor, form: str, spread: float = 1.0) -> Tensor:
     """Three raw outputs (..., 3) -> factor L of a positive semi-definite covariance L L^T."""
-    log_sigma = raw[..., :2].clamp(-6.0, 2.0) + math.log(INITIAL_SPREAD)
+    log_sigma = raw[..., :2].clamp(-6.0, 2.0) + math.log(spread)
     first, second = log_sigma.exp().unbind(-1)
     zero = torch.zeros_like(first)
     if form == "rotation":  # Sigma = R D R^T, then its closed-form factor
@@ -122,9 +123,8 @@ class MixtureHead(nn.Module):
             mean = F.normalize(mean, dim=-1, eps=1e-6)
         if not self.config.learned_weights:
             weight = torch.zeros_like(weight)
-        return Mixture(
-            mean, cholesky_factor(spread, self.config.covariance), weight[..., 0].log_softmax(-1)
-        )
+        factor = cholesky_factor(spread, self.config.covariance, INITIAL_SPREAD[self.config.domain])
+        return Mixture(mean, factor, weight[..., 0].log_softmax(-1))
 
 
 def allocate(total: int, components: int, generator: torch.Generator | None = None) -> Tensor:
