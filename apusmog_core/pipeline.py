@@ -16,6 +16,7 @@ from .segment import Ground, find_instances, level
 
 SENSOR = (0.0, 0.0, 0.0)  # scans are in the sensor's frame
 SMALLEST_SIDE = 0.1  # metres; a pole seen as one line of points still has an area
+ENOUGH_TO_LEARN = 200  # new points, or the overhead of the call hides their cost
 FORGET = 0.2  # weight of the newest scan in the estimate of time a point
 
 
@@ -71,6 +72,7 @@ class ScanPipeline:
         self.config = config
         self.upsampler = upsampler or _load(config)
         self.ground = Ground(config.ground)
+        self.overhead_ms = 0.0  # of any call of the network
         self.ms_per_point: float | None = None  # of the network, for each new point; learned
 
     def configured(self, config: PipelineConfig) -> ScanPipeline:
@@ -198,23 +200,27 @@ class ScanPipeline:
         if self.config.time_budget_ms and len(sizes):
             cost = self._new(counts, sizes)
             cost[order[0]] = 0  # one is always served, or a slow moment would never be forgotten
-            limit("time_budget_ms", cost, self.config.time_budget_ms / self._pace(clouds[order[0]]))
+            limit("time_budget_ms", cost, self._room(clouds[order[0]]))
         return served, "; ".join(bound)
 
-    def _pace(self, cloud: np.ndarray) -> float:
-        """Milliseconds for each new point; the first time measured on one cloud."""
+    def _room(self, cloud: np.ndarray) -> float:
+        """New points that the time budget allows; the first time, one cloud shows the costs."""
         if self.ms_per_point is None:
-            self._upsample([cloud], np.array([2.0]))  # the first call ever is slow
-            start = time.perf_counter()
-            self._upsample([cloud], np.array([2.0]))
-            self._learn_pace(1e3 * (time.perf_counter() - start), len(cloud))
-        return self.ms_per_point
+            self._milliseconds(cloud, 2.0)  # the first call ever is slow
+            few, many = self._milliseconds(cloud, 2.0), self._milliseconds(cloud, 32.0)
+            self.ms_per_point = max(many - few, 0.1 * many) / (30.0 * len(cloud))
+            self.overhead_ms = max(few - self.ms_per_point * len(cloud), 0.0)
+        return max(self.config.time_budget_ms - self.overhead_ms, 0.0) / self.ms_per_point
+
+    def _milliseconds(self, cloud: np.ndarray, ratio: float) -> float:
+        start = time.perf_counter()
+        self._upsample([cloud], np.array([ratio]))
+        return 1e3 * (time.perf_counter() - start)
 
     def _learn_pace(self, ms: float, new_points: int) -> None:
-        if new_points > 0:
-            pace = ms / float(new_points)
-            known = pace if self.ms_per_point is None else self.ms_per_point
-            self.ms_per_point = (1 - FORGET) * known + FORGET * pace
+        if self.ms_per_point is not None and new_points >= ENOUGH_TO_LEARN:
+            pace = max(ms - self.overhead_ms, 0.1 * ms) / float(new_points)
+            self.ms_per_point = (1 - FORGET) * self.ms_per_point + FORGET * pace
 
 
 def apportion(wanted: np.ndarray) -> np.ndarray:

@@ -50,7 +50,11 @@ def throughput(
         try:
             with (
                 _process(
-                    "upsample_node", ratio=ratio, weights=weights, time_budget_ms=time_budget_ms
+                    "upsample_node",
+                    ratio=ratio,
+                    weights=weights,
+                    time_budget_ms=time_budget_ms,
+                    **{"qos.input_reliability": "reliable"},  # lost packets are not our speed
                 ),
                 _process("replay_node", path=recording, loop="true", stamps="now", wait="true"),
             ):

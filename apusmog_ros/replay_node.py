@@ -27,6 +27,7 @@ from .running import run
 
 LIVE = ("rate", "loop", "paused")  # what can be set while it plays
 CLOCK_PERIOD = 0.025  # seconds between two /clock messages
+KEPT_BYTES = 512 << 20  # of a recording that is played in a loop
 
 
 class ReplayNode(Node):
@@ -39,6 +40,7 @@ class ReplayNode(Node):
         if not self._config.path:
             raise ValueError("nothing to play: give a path, or -p path:=...")
         self._scans = open_scans(self._config.path, self._config.bag_topic)
+        self._kept: list[tuple[int, PointCloud2]] | None = None
         self.done = Future()
         self._closing = threading.Event()
         self._publisher = self.create_publisher(PointCloud2, "points", QoSProfile(depth=5))
@@ -85,7 +87,7 @@ class ReplayNode(Node):
     def _play_once(self) -> int:
         played, first, previous = 0, None, None
         due = time.monotonic()
-        for stamp, msg in messages(self._scans, self._config.frame):
+        for stamp, msg in self._messages():
             first = stamp if first is None else first
             if stamp < first + self._config.start * 1e9:
                 continue
@@ -98,6 +100,20 @@ class ReplayNode(Node):
             self._publisher.publish(msg)
             played, previous = played + 1, stamp
         return played
+
+    def _messages(self) -> Iterator[tuple[int, PointCloud2]]:
+        """What was recorded; a loop reads it once and keeps it, if it is not too much."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept, size = [], 0
+        for stamp, msg in messages(self._scans, self._config.frame):
+            size += len(msg.data)
+            if self._config.loop and size < KEPT_BYTES:
+                kept.append((stamp, msg))
+            yield stamp, msg
+        if self._config.loop and size < KEPT_BYTES:
+            self._kept = kept
 
     def _wait(self, due: float, stamp: int) -> bool:
         """Wait until it is time for the scan of `stamp`, ns; False when the node closes."""
