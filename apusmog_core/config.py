@@ -290,7 +290,12 @@ class TrainConfig:
     weight_decay: float = setting(0.1, "AdamW weight decay", low=0.0)
     clip: float = setting(0.1, "largest gradient norm", low=0.0)
     ema: float = setting(0.999, "decay of the averaged weights; 0 turns it off", low=0.0, high=1.0)
-    loss: str = setting("projection", "upsampling loss", choices=("projection", "acd", "chamfer"))
+    loss: str = setting(
+        "projection",
+        "upsampling loss; interior: projection and coverage, away from the patch's border",
+        choices=("projection", "acd", "chamfer", "interior"),
+    )
+    interior: float = setting(0.7, "share of a patch's radius that `interior` looks at", low=0.1)
     lambda_coarse: float = setting(0.01, "weight of the coarse loss (lambda 1)", low=0.0)
     lambda_fine: float = setting(0.01, "weight of the refined loss (lambda 2)", low=0.0)
     lambda_reconstruction: float = setting(1.0, "weight of the reconstruction (lambda 3)", low=0.0)

@@ -71,11 +71,13 @@ def surface_loss(network: ApuSmog, batch: dict[str, Tensor], config: TrainConfig
     out = network.decode(encoded, samples)
     per = noise.shape[2]
     coarse, fine = (t.unflatten(1, (-1, per)) for t in (out.coarse, out.fine))
-    target, loss = batch["target"], upsampling_loss(config)
+    loss = upsampling_loss(config)
+    inside = batch["points"][:, network.anchors(0)].norm(dim=-1) < config.interior
+    inside = inside[:, :, None].expand(-1, -1, per - 1).flatten(1)
     new = [t[:, :, 1:].flatten(1, 2) for t in (coarse, fine)]
-    parts = {"fine": loss(new[1], target) * config.lambda_fine}
+    parts = {"fine": loss(new[1], batch["target"], inside) * config.lambda_fine}
     if len(network.refine):
-        parts["coarse"] = loss(new[0], target) * config.lambda_coarse
+        parts["coarse"] = loss(new[0], batch["target"], inside) * config.lambda_coarse
     if config.lambda_reconstruction:
         means = augmented_chamfer(coarse[:, :, 0], batch["points"])
         parts["reconstruction"] = means * config.lambda_reconstruction
@@ -83,11 +85,31 @@ def surface_loss(network: ApuSmog, batch: dict[str, Tensor], config: TrainConfig
 
 
 def upsampling_loss(config: TrainConfig):
+    """A loss of output, target and the mask of outputs that count; only one looks at the mask."""
+    alpha, k = config.projection_alpha, config.projection_neighbours
+    if config.loss == "interior":
+        return lambda x, z, inside: interior_loss(x, z, inside, config.interior, alpha, k)
     if config.loss == "projection":
-        return lambda x, z: projection_loss(
-            x, z, config.projection_alpha, config.projection_neighbours
-        )
-    return augmented_chamfer if config.loss == "acd" else chamfer
+        return lambda x, z, _: projection_loss(x, z, alpha, k)
+    whole = augmented_chamfer if config.loss == "acd" else chamfer
+    return lambda x, z, _: whole(x, z)
+
+
+def interior_loss(
+    x: Tensor, z: Tensor, inside: Tensor, radius: float, alpha: float, neighbours: int
+) -> Tensor:
+    """Off the surface, and not covering it, where the patch's border is out of sight.
+
+    At its border a patch knows no neighbours and the target ends elsewhere: a network that works
+    on whole clouds would learn there to reach beyond the points it sees.
+    """
+    off = (x - project(x, z, alpha, neighbours)).square().sum(-1)
+    middle = (z.norm(dim=-1) < 0.85 * radius).float()
+    near = gather(x, nearest_between(z, x, 1))[:, :, 0]
+    bare = (z - near).square().sum(-1)
+    counted = inside.float()
+    precise = (off * counted).sum() / counted.sum().clamp_min(1)
+    return 2 * precise + (bare * middle).sum() / middle.sum().clamp_min(1)
 
 
 def ray_loss(network: ApuSmog, batch: dict[str, Tensor], config: TrainConfig):

@@ -11,6 +11,7 @@ from apusmog_core.geometry import nearest_in_batch
 from apusmog_core.losses import (
     augmented_chamfer,
     chamfer,
+    interior_loss,
     mixture_loss,
     projection_loss,
     surface_loss,
@@ -64,6 +65,18 @@ def test_identical_clouds_cost_nothing(clouds):
     x, _ = clouds
     assert augmented_chamfer(x, x) == 0
     assert projection_loss(x, x, 1e6, 4) < 1e-9
+
+
+def test_the_interior_loss_does_not_look_at_the_border():
+    generator = torch.Generator().manual_seed(0)
+    target = torch.rand(1, 400, 3, generator=generator) * 2 - 1
+    output = target[:, ::2].clone()
+    inside = output.norm(dim=-1) < 0.7
+    calm = interior_loss(output, target, inside, 0.7, 1e3, 4)
+    output[~inside] += 0.3 * output[~inside]  # outwards, away from what is looked at
+    assert interior_loss(output, target, inside, 0.7, 1e3, 4) < 1.3 * calm
+    output[inside] *= 1.2
+    assert interior_loss(output, target, inside, 0.7, 1e3, 4) > 1.5 * calm
 
 
 def test_far_apart_clouds_keep_a_finite_gradient(clouds):
