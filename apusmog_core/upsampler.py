@@ -28,6 +28,7 @@ from .weights import load_network
 
 CHUNK = 2048  # points of a graph that are worked on at once; small enough for the CPU's caches
 PATCH = 256  # points of a patch, for networks that attend to all of it
+BLOCK = 131_072  # candidates that are spread out at once
 OVERSAMPLE = 3.0  # candidates for each new point
 LEAST_CANDIDATES = 4  # of each component, so that a small ratio has a choice too
 EXACT_IN_FLOAT32 = 8192.0  # metres: beyond, float32 loses the millimetre
@@ -198,7 +199,7 @@ class Upsampler:
         if keep_input:
             order = farthest_from(found, local, new)
             return np.concatenate((cloud, found[order] + centre))
-        return found[farthest(found, count)] + centre
+        return found[spread_out(found, count)] + centre
 
     def _patches(self, points: np.ndarray, per: int) -> np.ndarray:
         index = geodesic_patches(points, PATCH)
@@ -244,13 +245,24 @@ class Upsampler:
 # --- choice -----------------------------------------------------------------------
 
 
+def spread_out(points: np.ndarray, count: int) -> np.ndarray:
+    """Indices of `count` points far from each other; large clouds in blocks, so in linear time."""
+    if len(points) <= BLOCK:
+        return farthest(points, count)
+    half = len(points) // 2
+    order = np.argpartition(points[:, np.ptp(points, axis=0).argmax()], half)
+    mine = round(count * half / len(points))
+    sides = ((order[:half], mine), (order[half:], count - mine))
+    return np.concatenate([side[spread_out(points[side], share)] for side, share in sides])
+
+
 def farthest_from(points: np.ndarray, others: np.ndarray, count: int) -> np.ndarray:
     """Indices of `count` points far from `others` and from each other."""
     away, _ = cKDTree(others).query(points, workers=-1)
     # Half of the best distance keeps clear of the others, and leaves enough to choose from.
     enough = min(len(points), max(count, len(points) // 2))
     clear = np.argpartition(-away, enough - 1)[:enough]
-    return clear[farthest(points[clear], count)]
+    return clear[spread_out(points[clear], count)]
 
 
 # --- checks --------------------------------------------------------------------------------------

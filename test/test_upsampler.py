@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.spatial import cKDTree
 
-from apusmog_core import Upsampler
+from apusmog_core import Upsampler, upsampler
 from apusmog_core.config import PRESETS, ModelConfig
 from apusmog_core.geometry import farthest, geodesic_patches
 from apusmog_core.model import ApuSmog
@@ -175,6 +175,15 @@ def test_farthest_points_are_distinct_and_spread():
     assert len(np.unique(index)) == 50
     random_gap = np.median(cKDTree(points[:50]).query(points[:50], k=2)[0][:, 1])
     assert np.median(cKDTree(points[index]).query(points[index], k=2)[0][:, 1]) > 1.5 * random_gap
+
+
+def test_large_clouds_are_spread_out_in_blocks_to_the_exact_count(monkeypatch):
+    points = np.random.default_rng(0).random((1500, 3))
+    whole = upsampler.spread_out(points, 333)
+    monkeypatch.setattr(upsampler, "BLOCK", 200)
+    blocks = upsampler.spread_out(points, 333)
+    gaps = [cKDTree(points[i]).query(points[i], k=2)[0][:, 1].mean() for i in (whole, blocks)]
+    assert len(np.unique(blocks)) == 333 and gaps[1] > 0.85 * gaps[0]
 
 
 def test_the_ray_grid_finds_the_steps_of_the_sensor_and_inverts():
