@@ -66,14 +66,13 @@ def geodesic_patches(points: np.ndarray, size: int, overlap: float = 3.0) -> np.
     seeds = farthest(points, int(np.ceil(overlap * count / size)))
     graph = _neighbour_graph(points, 8)
     patches = np.empty((len(seeds), size), np.int64)
-    straight = nearest(points, size, points[seeds])
-    for row, seed in enumerate(seeds):  # a local window keeps the shortest paths cheap
-        window = nearest(points, min(count, 4 * size), points[seed : seed + 1])[0]
+    windows = nearest(points, min(count, 4 * size), points[seeds])  # keep shortest paths cheap
+    for row, window in enumerate(windows):
         inside = graph[window][:, window]
         along = dijkstra(inside, indices=0)
         order = np.argsort(along, kind="stable")[:size]
         chosen = window[order[np.isfinite(along[order])]]
-        rest = np.setdiff1d(straight[row], chosen, assume_unique=True)[: size - len(chosen)]
+        rest = window[~np.isin(window, chosen)][: size - len(chosen)]  # nearest in space first
         patches[row] = np.concatenate((chosen, rest))
     return patches
 
