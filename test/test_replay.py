@@ -137,6 +137,7 @@ def test_rate_and_start_are_kept(ros, drive):
     node = replay(ros, drive, rate=2.0, start=0.45, wait=True)
     begin = wait_until(lambda: heard and time.monotonic(), "the first scan")
     wait_until(node.done.done, "the end")
+    wait_until(lambda: len(heard) >= 5, "the last scan")  # acknowledged is not yet heard
     assert len(heard) == 5 and node.done.result() == 5
     assert 0.15 < time.monotonic() - begin < 3.0  # 0.4 s of recording at twice its speed
 
