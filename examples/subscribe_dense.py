@@ -46,6 +46,9 @@ def main() -> None:
         rclpy.spin(Nearest())
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
+    except Exception:
+        if rclpy.ok():  # else Ctrl-C came in the middle of a call
+            raise
     finally:
         rclpy.try_shutdown()
 

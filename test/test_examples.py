@@ -84,6 +84,6 @@ def test_subscribe_dense_reports_the_nearest_object(ros):
             publisher.publish(msg)
             assert "object 2 at 5.00 m: 2 points, 1 of them new" in listener.stderr.readline()
             listener.send_signal(signal.SIGINT)
-            assert listener.wait(10) == 0
+            assert listener.wait(10) == 0, listener.stderr.read()
         finally:
             listener.kill()
