@@ -288,7 +288,7 @@ def _on_sphere(panels: Sequence, up: Upsampler, seed: int) -> None:
     flat = camera.project(patch)[0]
     aim(panels[0], flat.min(axis=0), flat.max(axis=0))
     panels[0].set_title(f"a patch of {len(patch)} points", **HEAD)
-    colours = colours[up.network.anchors(len(patch))]
+    colours = colours[up.network.anchors()]
     mean, outline = found.mean[0].cpu().numpy(), _one_sigma(found)
     for axes, side, name in zip(panels[1:], (1, -1), ("front", "back"), strict=True):
         _globe(axes, side * mean.mean(axis=0), mean, outline, colours)
@@ -341,7 +341,7 @@ def _on_rays(axes, up: Upsampler, car: Seen) -> None:
     axes.scatter(*passes.T, **CROSS)
     axes.scatter(*meets.T, **RING)
     axes.scatter(*rays[:, :2].T, **DOT)
-    outline = rays[up.network.anchors(len(rays)), None, :2] + _one_sigma(found)
+    outline = rays[up.network.anchors(), None, :2] + _one_sigma(found)
     weight = found.log_weight[0].exp().cpu().numpy()
     strength = np.clip(weight / weight.max(), 0.1, 1)
     axes.add_collection(LineCollection(outline, colors=BAD, linewidths=0.8, alpha=strength))

@@ -36,7 +36,7 @@ def nearest_in_batch(points: Tensor, k: int) -> Tensor:
     return index[..., torch.arange(k, device=points.device) % k_found]
 
 
-def farthest(points: np.ndarray, count: int, first: int = 0) -> np.ndarray:
+def farthest(points: np.ndarray, count: int) -> np.ndarray:
     """Indices of `count` farthest points, in the order they are found."""
     import fpsample
 
@@ -45,9 +45,9 @@ def farthest(points: np.ndarray, count: int, first: int = 0) -> np.ndarray:
     if count < 1:
         return np.zeros(0, np.int64)
     if len(points) < 256 or points.shape[1] > 8:
-        return fpsample.fps_sampling(points, count, start_idx=first).astype(np.int64)
+        return fpsample.fps_sampling(points, count, start_idx=0).astype(np.int64)
     height = int(np.clip(np.log2(len(points)) - 6, 3, 9))
-    found = fpsample.bucket_fps_kdline_sampling(points, count, h=height, start_idx=first)
+    found = fpsample.bucket_fps_kdline_sampling(points, count, h=height, start_idx=0)
     return found.astype(np.int64)
 
 

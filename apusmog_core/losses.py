@@ -72,7 +72,7 @@ def surface_loss(network: ApuSmog, batch: dict[str, Tensor], config: TrainConfig
     per = noise.shape[2]
     coarse, fine = (t.unflatten(1, (-1, per)) for t in (out.coarse, out.fine))
     loss = upsampling_loss(config)
-    inside = batch["points"][:, network.anchors(0)].norm(dim=-1) < config.interior
+    inside = batch["points"][:, network.anchors()].norm(dim=-1) < config.interior
     inside = inside[:, :, None].expand(-1, -1, per - 1).flatten(1)
     new = [t[:, :, 1:].flatten(1, 2) for t in (coarse, fine)]
     parts = {"fine": loss(new[1], batch["target"], inside) * config.lambda_fine}

@@ -9,7 +9,6 @@ import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -274,8 +273,3 @@ def ray_batch(samples, config: TrainConfig, step: int, rank: int, size: int) -> 
     mine = chosen[rank::size]
     rng = np.random.default_rng((config.seed, step, rank))
     return samples.batch(mine, rng, config.data.jitter)
-
-
-def with_network(config: TrainConfig, **changes: Any) -> TrainConfig:
-    """A copy with switches of the network changed, for comparisons."""
-    return replace(config, model=replace(config.network, **changes))

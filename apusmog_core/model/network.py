@@ -127,12 +127,12 @@ class ApuSmog(nn.Module):
 
     # --- the mixture ---
 
-    def anchors(self, count: int) -> slice:
+    def anchors(self) -> slice:
         """The points that carry a component: all, or an even share of them."""
         return slice(None, None, max(1, round(1 / self.config.component_share)))
 
     def mixture(self, encoded: Encoded) -> Mixture:
-        rows = self.anchors(encoded.points.shape[1])
+        rows = self.anchors()
         return self.mixture_head(encoded.features[:, rows])
 
     def sample(self, mixture: Mixture, noise: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class ApuSmog(nn.Module):
     def decode(self, encoded: Encoded, samples: Tensor, chunk: int = 0) -> Decoded:
         """samples (B, K, s, 2 or 3) of all K components -> K * s points, refined."""
         every = torch.arange(encoded.points.shape[1], device=samples.device)
-        anchors = every[self.anchors(every.shape[0])]
+        anchors = every[self.anchors()]
         out = self.decode_at(encoded, samples, anchors, chunk)
         repeat = anchors[:, None].expand(samples.shape[1:3]).flatten()
         k = self.config.refine_neighbours or 4 * samples.shape[2]
