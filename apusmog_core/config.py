@@ -299,6 +299,9 @@ class TrainConfig:
     lambda_coarse: float = setting(0.01, "weight of the coarse loss (lambda 1)", low=0.0)
     lambda_fine: float = setting(0.01, "weight of the refined loss (lambda 2)", low=0.0)
     lambda_reconstruction: float = setting(1.0, "weight of the reconstruction (lambda 3)", low=0.0)
+    lambda_drift: float = setting(
+        0.0, "weight of the mean move of all outputs from their anchors, squared", low=0.0
+    )
     projection_alpha: float = setting(1e3, "sharpness of the projection weights", low=0.0)
     projection_neighbours: int = setting(4, "neighbours in the projection", low=1)
     precision: str = setting("float32", "autocast type", choices=("float32", "bfloat16", "float16"))

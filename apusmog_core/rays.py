@@ -143,6 +143,8 @@ def grid_context(grids: list[RayGrid], coordinates: np.ndarray, sizes: np.ndarra
 
 LIKELY = 0.1  # confidence below which a candidate is a last resort
 DENSITY_POWER = 0.2  # how much the mixture has to say beside the decoder
+ALIKE = 1.5  # ratio of ranges at which rings have the same elevations, nearly
+SLACK = 0.25  # ring steps by which a ray may look over the highest ring
 DEPTH_TOLERANCE = 0.5  # grid steps of depth by which a right answer may be off
 
 
@@ -154,24 +156,48 @@ def confidence(
     return torch.sigmoid(hit) * close * torch.exp(DENSITY_POWER * log_density.clamp(max=0))
 
 
+def seen_elevations(grid: np.ndarray, grids: list[RayGrid], sizes: np.ndarray) -> np.ndarray:
+    """Lowest and highest elevation (clouds, 2) that a ray of each cloud can have, radians.
+
+    No ring looks beyond those that measured something at about the same range: the rings of some
+    sensors do not leave from one point, so that their elevations drift with the range.
+    """
+    starts = np.cumsum(sizes) - sizes
+    step = np.array([g.step_elevation for g in grids])
+    low, high = (f.reduceat(grid[:, 1], starts) * step for f in (np.minimum, np.maximum))
+    reach = np.add.reduceat(grid[:, 2], starts) / sizes * step  # ln of metres
+    alike = np.abs(reach[:, None] - reach) < np.log(ALIKE)
+    lowest = np.where(alike, low, np.inf).min(axis=1) - SLACK * step
+    highest = np.where(alike, high, -np.inf).max(axis=1) + SLACK * step
+    return np.stack((lowest, highest), axis=1)
+
+
 def ring_gaps(grid: np.ndarray, near: np.ndarray) -> np.ndarray:
-    """Steps (n, 2) to the measured rings above and below each point, nan where there is none."""
+    """Steps (n, 3) from each point to its partner on the ring above, across and up, and down to
+    the ring below; up and down are nan where there is no ring, and then across is zero."""
     away = grid[near, :2] - grid[:, None, :2]  # (n, k, 2)
-    beside = np.abs(away[..., 0]) < 1.5
-    up = np.where(beside & (away[..., 1] > 0.4), away[..., 1], np.inf).min(axis=1)
-    down = np.where(beside & (away[..., 1] < -0.4), -away[..., 1], np.inf).min(axis=1)
-    gaps = np.stack((up, down), axis=1)
-    return np.where(gaps < 1.9, gaps, np.nan).astype(np.float32)
+    across, rise = np.abs(away[..., 0]), away[..., 1]
+    beside = across < 1.5
+    above = beside & (rise > 0.4)
+    up = np.where(above, rise, np.inf).min(axis=1)
+    down = np.where(beside & (rise < -0.4), -rise, np.inf).min(axis=1)
+    next_ring = above & (rise < up[:, None] + 0.4)
+    partner = np.where(next_ring, across, np.inf).argmin(axis=1)
+    aside = np.where(up < 1.9, away[np.arange(len(grid)), partner, 0], 0.0)
+    up, down = (np.where(gap < 1.9, gap, np.nan) for gap in (up, down))
+    return np.stack((aside, up, down), axis=1).astype(np.float32)
 
 
 def lattice(grid: RayGrid, ratio: float) -> tuple[int, int]:
     """How many times the pattern gets denser, in azimuth and in rings; at least `ratio` together.
 
-    Rings come first; only where they would be closer than the points of one does azimuth follow.
+    Few rays more than needed, and about as far apart in azimuth as in elevation.
     """
-    shape = grid.step_elevation / grid.step_azimuth
-    rings = max(2, round(min(ratio, max(np.sqrt(ratio * shape), 1.0))))
-    return max(1, int(np.ceil(ratio / rings - 1e-9))), rings
+    rings = np.arange(2, max(2, round(ratio)) + 1)
+    across = np.maximum(1, np.ceil(ratio / rings - 1e-9))
+    shape = np.log(grid.step_elevation / rings * across / grid.step_azimuth)
+    best = int(np.argmin(np.log(rings * across) + 0.5 * np.abs(shape)))
+    return int(across[best]), int(rings[best])
 
 
 def lattice_rays(
@@ -180,24 +206,29 @@ def lattice_rays(
     """Yields anchors (a,), rays (a, s, 2) and tiers (a, s): the denser sensor's rays, each once.
 
     A point looks after the gap above it, and after the gap below where it is the lowest. Tier 0 is
-    on the new rings in the columns of the measured points, tier 1 between the columns; -1 marks
-    rays that are not there.
+    on the way from measured points to their partners above (the columns of two rings are seldom
+    the same), tier 1 between these columns; -1 marks rays that are not there.
     """
     across, rings = levels.max(axis=0)
-    side, up = (a.ravel() for a in np.meshgrid(np.arange(across), np.arange(rings)))
-    lowest = np.flatnonzero(np.isnan(gaps[:, 1]))
+    x, y = (a.ravel() for a in np.meshgrid(np.arange(float(across)), np.arange(rings)))
     own = 1 if keep_input else 0  # the ray of the point itself is the first
-    for anchors, gap, skip in (
-        (np.arange(len(gaps)), np.nan_to_num(gaps[:, 0], nan=1.0), own),
-        (lowest, -np.ones(len(lowest)), across),
-    ):
-        if len(anchors) == 0 or skip >= len(side):
-            continue
-        mine, x, y = levels[anchors], side[skip:], up[skip:]
-        rise = gap[:, None] * y / mine[:, 1:]
-        rays = np.stack((np.broadcast_to(x / mine[:, :1], rise.shape), rise), axis=-1)
-        inside = (x < mine[:, :1]) & (y < mine[:, 1:])
-        yield anchors, rays.astype(np.float32), np.where(inside, (x > 0).astype(np.int64), -1)
+    above = np.nan_to_num(gaps[:, 1], nan=1.0)
+    # last, beside the points themselves: for lattices of one column, where the rest is unlikely
+    upward = (np.append(x[own:], 0.5), np.append(y[own:], 0))
+    yield _rays_of(np.arange(len(gaps)), gaps[:, 0], above, levels, *upward)
+    lowest = np.flatnonzero(np.isnan(gaps[:, 2]))
+    if len(lowest) and rings > 1:
+        straight = np.zeros(len(lowest))
+        yield _rays_of(lowest, straight, straight - 1, levels, x[across:], y[across:])
+
+
+def _rays_of(anchors, aside, gap, levels, x, y) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Anchors, rays and tiers of columns x and rings y (s,) of the lattice of each anchor."""
+    across, rings = levels[anchors, :1], levels[anchors, 1:]
+    way = y / rings
+    rays = np.stack((x / across + aside[:, None] * way, gap[:, None] * way), axis=-1)
+    there = (x < across) & (y < rings) & ((x % 1 == 0) | (across == 1))
+    return anchors, rays.astype(np.float32), np.where(there, (x > 0).astype(np.int64), -1)
 
 
 def best_of_each(

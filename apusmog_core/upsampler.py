@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +24,16 @@ from .rays import (
     ray_neighbours,
     ring_gaps,
     scan_grids,
+    seen_elevations,
 )
 from .weights import load_network
 
 CHUNK = 2048  # points of a graph that are worked on at once; small enough for the CPU's caches
 PATCH = 256  # points of a patch, for networks that attend to all of it
+WORTH_A_THREAD = 1000  # points
 BLOCK = 131_072  # candidates that are spread out at once
 OVERSAMPLE = 3.0  # candidates for each new point
+AREA_NEIGHBOURS = 6  # candidates whose distance tells how much area one of them stands for
 LEAST_CANDIDATES = 4  # of each component, so that a small ratio has a choice too
 EXACT_IN_FLOAT32 = 8192.0  # metres: beyond, float32 loses the millimetre
 
@@ -139,13 +143,24 @@ class Upsampler:
     # --- clouds seen by a sensor ---
 
     def _grow_rays(self, clouds, counts, keep_input, eye) -> list[np.ndarray]:
-        """All objects of a scan as one graph on the sensor's grid of rays."""
+        """All objects of a scan as one graph on the sensor's grid of rays, or one for each core."""
         sizes = np.array([len(c) for c in clouds])
         grids, grid = scan_grids(clouds, eye)
-        new = np.array(counts) - (sizes if keep_input else 0)
         levels = np.array([lattice(g, c / n) for g, c, n in zip(grids, counts, sizes, strict=True)])
-        cloud = np.repeat(np.arange(len(sizes)), sizes)
-        found, sure, tier, owner = self._cast(grid, grids, sizes, cloud, levels, keep_input)
+        limits = seen_elevations(grid, grids, sizes)
+        begin = np.concatenate(([0], np.cumsum(sizes)))
+
+        def cast(part: slice):
+            rows = slice(begin[part.start], begin[part.stop])
+            given = (grid[rows], grids[part], sizes[part], levels[part], limits[part])
+            found, sure, tier, owner = self._cast(*given, keep_input)
+            return found, sure, tier, owner + part.start
+
+        parts = list(in_threads(cast, even_parts(sizes, self._threads())))
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        order = np.argsort(columns[-1], kind="stable")  # the same for any number of parts
+        found, sure, tier, owner = (column[order] for column in columns)
+        new = np.array(counts) - (sizes if keep_input else 0)
         rows = best_of_each(owner, sure, tier, new, self.seed)
         starts = np.concatenate(([0], np.cumsum(new)))
         results = []
@@ -154,12 +169,17 @@ class Upsampler:
             results.append(np.concatenate((points, dense)) if keep_input else dense)
         return results
 
-    def _cast(self, grid, grids, sizes, cloud, levels, keep_input):
+    def _threads(self) -> int:
+        """A core for each part of the work is worth more than all cores for each operation."""
+        return torch.get_num_threads() if self.device.type == "cpu" else 1
+
+    def _cast(self, grid, grids, sizes, levels, limits, keep_input):
         """The rays of a denser sensor: coordinates (m, 3), confidence, tier and cloud of each."""
+        cloud = np.repeat(np.arange(len(sizes)), sizes)
         near = ray_neighbours(grid, sizes, self.config.neighbours)
         centre = (np.add.reduceat(grid, np.cumsum(sizes) - sizes) / sizes[:, None])[cloud]
         local = (grid - centre).astype(np.float32)
-        gaps = ring_gaps(local, near)
+        low, high = (limits / np.array([[g.step_elevation] for g in grids])).T
         points, index, context = (
             torch.from_numpy(a)[None].to(self.device)
             for a in (local, near, grid_context(grids, grid, sizes))
@@ -168,18 +188,19 @@ class Upsampler:
         with torch.inference_mode(), self._autocast():
             encoded = self.network.encode(points, index, context, CHUNK)
             mixture = self.network.mixture(encoded)
+            gaps = ring_gaps(local, near)
             for anchors, rays, tier in lattice_rays(gaps, levels[cloud], keep_input):
                 chosen = torch.from_numpy(anchors).to(self.device)
                 queries = torch.from_numpy(rays)[None].to(self.device)
                 out = self.network.decode_at(encoded, queries, chosen, CHUNK // 2)
-                likely = self.network.likelihood(encoded, mixture, queries, chosen)
+                likely = mixture.own_density(queries, chosen).flatten(1)
                 sure = confidence(out.hit, out.log_scale, likely).float().cpu().numpy()[0]
-                found = out.coarse[0].float().cpu().numpy()
                 valid = (tier >= 0).ravel()
-                owner = np.repeat(anchors, rays.shape[1])[valid]
-                results.append(
-                    (found[valid] + centre[owner], sure[valid], tier.ravel()[valid], cloud[owner])
-                )
+                anchor = np.repeat(anchors, rays.shape[1])[valid]
+                found = out.coarse[0].float().cpu().numpy()[valid] + centre[anchor]
+                owner, sure = cloud[anchor], sure[valid]
+                sure[(found[:, 1] < low[owner]) | (found[:, 1] > high[owner])] = 0.0
+                results.append((found, sure, tier.ravel()[valid], owner))
         return (np.concatenate(column) for column in zip(*results, strict=True))
 
     # --- clouds seen from nowhere ---
@@ -196,10 +217,10 @@ class Upsampler:
             found = self._patches(local, per)
         else:
             found = self._decode(local[None], nearest(local, self.config.neighbours)[None], per)[0]
-        if keep_input:
-            order = farthest_from(found, local, new)
-            return np.concatenate((cloud, found[order] + centre))
-        return found[spread_out(found, count)] + centre
+        fixed = local if keep_input else local[:0]
+        order = farthest_from(found, local, new) if keep_input else spread_out(found, new)
+        dense = relax(found[order], found, fixed) + centre
+        return np.concatenate((cloud, dense)) if keep_input else dense
 
     def _patches(self, points: np.ndarray, per: int) -> np.ndarray:
         index = geodesic_patches(points, PATCH)
@@ -242,6 +263,27 @@ class Upsampler:
         )
 
 
+# --- threads ----------------------------------------------------------------------
+
+
+def even_parts(sizes: np.ndarray, parts: int) -> list[slice]:
+    """At most `parts` runs of clouds with about as many points each; small work stays whole."""
+    total = int(sizes.sum())
+    parts = max(1, min(parts, len(sizes), total // WORTH_A_THREAD))
+    middle = np.cumsum(sizes) - sizes / 2
+    cuts = np.searchsorted(middle, total * np.arange(1, parts) / parts)
+    edges = np.unique(np.concatenate(([0], cuts, [len(sizes)])))
+    return [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+
+def in_threads(work: Callable, parts: Sequence) -> Iterator:
+    """Results of `work` for each part, in order; each part on a thread with one core of its own."""
+    if len(parts) == 1:
+        return map(work, parts)
+    with ThreadPoolExecutor(len(parts), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return iter(list(pool.map(work, parts)))
+
+
 # --- choice -----------------------------------------------------------------------
 
 
@@ -263,6 +305,23 @@ def farthest_from(points: np.ndarray, others: np.ndarray, count: int) -> np.ndar
     enough = min(len(points), max(count, len(points) // 2))
     clear = np.argpartition(-away, enough - 1)[:enough]
     return clear[spread_out(points[clear], count)]
+
+
+def relax(chosen: np.ndarray, candidates: np.ndarray, fixed: np.ndarray) -> np.ndarray:
+    """Moves each chosen point (m, 3) to the mean of the candidates that are nearest to it.
+
+    That evens out their distances, and what the network does not know for sure. A candidate counts
+    for the area it stands for, so that crowds of them do not pull. Points of `fixed` stay.
+    """
+    k = min(AREA_NEIGHBOURS + 1, len(candidates))
+    area = cKDTree(candidates).query(candidates, k=[k], workers=-1)[0][:, 0] ** 2 + 1e-12
+    nearest_one = cKDTree(np.concatenate((chosen, fixed))).query(candidates, workers=-1)[1]
+    count = len(chosen) + len(fixed)
+    weight = np.bincount(nearest_one, area, minlength=count)[: len(chosen)]
+    columns = [np.bincount(nearest_one, area * c, minlength=count) for c in candidates.T]
+    total = np.stack(columns, axis=1)[: len(chosen)]
+    alone = weight == 0  # duplicates of others
+    return np.where(alone[:, None], chosen, total / np.where(alone, 1.0, weight)[:, None])
 
 
 # --- checks --------------------------------------------------------------------------------------

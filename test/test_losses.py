@@ -11,6 +11,7 @@ from apusmog_core.geometry import nearest_in_batch
 from apusmog_core.losses import (
     augmented_chamfer,
     chamfer,
+    drift,
     interior_loss,
     mixture_loss,
     projection_loss,
@@ -79,6 +80,13 @@ def test_the_interior_loss_does_not_look_at_the_border():
     assert interior_loss(output, target, inside, 0.7, 1e3, 4) > 1.5 * calm
 
 
+def test_drift_is_the_move_that_all_outputs_share():
+    away = torch.randn(4, 50, 3, generator=torch.Generator().manual_seed(0))
+    away = away - away.mean(dim=(0, 1))
+    assert drift(away) < 1e-10
+    assert drift(away + torch.tensor([0.3, 0.0, 0.4])).item() == pytest.approx(0.25, rel=1e-4)
+
+
 def test_far_apart_clouds_keep_a_finite_gradient(clouds):
     x = clouds[0].clone().requires_grad_()
     projection_loss(x, clouds[1] + 100.0).backward()
@@ -100,6 +108,15 @@ def test_the_total_is_the_weighted_sum_of_its_parts():
     assert twice[1]["fine"].item() == pytest.approx(2 * plain["fine"].item(), rel=1e-5)
     assert twice[1]["coarse"].item() == pytest.approx(3 * plain["coarse"].item(), rel=1e-5)
     assert twice[0].item() == pytest.approx(sum(v.item() for v in twice[1].values()), rel=1e-5)
+
+
+def test_the_density_of_one_component_is_the_mixture_of_it_alone():
+    torch.manual_seed(0)
+    factor = torch.tensor([[0.5, 0.0], [0.2, 0.4]]).expand(1, 1, 2, 2)
+    mixture = Mixture(torch.tensor([[[0.1, -0.2]]]), factor, torch.zeros(1, 1))
+    rays, origin = torch.randn(1, 1, 7, 2), torch.zeros(1, 1, 2)
+    whole = mixture.log_density(origin, rays, origin, torch.zeros(1, 1, 1, dtype=torch.long))
+    assert torch.allclose(mixture.own_density(rays, torch.tensor([0])), whole, atol=1e-5)
 
 
 def test_mixture_loss_is_the_negative_log_density_of_the_rays():

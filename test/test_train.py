@@ -161,6 +161,12 @@ def test_probes_that_hit_lie_on_the_objects_own_surface():
         assert len(depth) == 0 or np.median(depth) < 0.5
 
 
+def test_probes_stay_where_the_kept_rings_of_the_sensor_look():
+    view = scans.View(azimuth=3.0, half_width=0.1, lowest=-0.4, highest=0.03)
+    azimuth, elevation = view.clip(np.array([-3.1, 2.95, 2.0]), np.array([0.1, 0.0, -0.5]))
+    assert azimuth == pytest.approx([3.1, 2.95, 2.9]) and elevation.tolist() == [0.03, 0.0, -0.4]
+
+
 def test_patches_cover_the_same_piece_of_surface_and_scale_to_one(mesh_folder):
     patches = MeshPatches(str(mesh_folder), 0, str(mesh_folder / "cache"))
     rng = np.random.default_rng(0)

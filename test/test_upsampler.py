@@ -10,7 +10,6 @@ from apusmog_core import Upsampler, upsampler
 from apusmog_core.config import PRESETS, ModelConfig
 from apusmog_core.geometry import farthest, geodesic_patches
 from apusmog_core.model import ApuSmog
-from apusmog_core.rays import scan_grids
 from apusmog_core.weights import save, shipped
 
 RATIOS = (0.5, 1, 1.5, 1.98, 2.34, 3.45, 4, 4.93, 7.72, 9.51, 18.11, 22.86)
@@ -186,21 +185,33 @@ def test_large_clouds_are_spread_out_in_blocks_to_the_exact_count(monkeypatch):
     assert len(np.unique(blocks)) == 333 and gaps[1] > 0.85 * gaps[0]
 
 
-def test_the_ray_grid_finds_the_steps_of_the_sensor_and_inverts():
-    along, up_step = np.radians(0.2), np.radians(0.8)
-    azimuth, elevation = np.meshgrid(np.arange(30) * along + 3.1, np.arange(6) * up_step - 0.1)
-    reach = 20 + np.random.default_rng(0).normal(0, 0.02, azimuth.size)
-    flat = reach * np.cos(elevation.ravel())
-    points = np.stack(
-        (
-            flat * np.cos(azimuth.ravel()),
-            flat * np.sin(azimuth.ravel()),
-            reach * np.sin(elevation.ravel()),
-        ),
-        axis=1,
-    )
-    (grid,), coordinates = scan_grids([points], np.zeros(3))
-    assert np.allclose(coordinates, grid.to_grid(points))
-    assert grid.step_azimuth == pytest.approx(along, rel=0.02)
-    assert grid.step_elevation == pytest.approx(up_step, rel=0.02)
-    assert np.allclose(grid.to_points(grid.to_grid(points)), points, atol=1e-9)
+def test_relaxed_points_are_more_even_and_nearer_to_the_surface():
+    rng = np.random.default_rng(0)
+    noisy = rng.random((3000, 3)) * [1, 1, 0] + [0, 0, 1] * rng.normal(0, 0.01, (3000, 1))
+    chosen = noisy[farthest(noisy, 300)]
+    calm = upsampler.relax(chosen, noisy, chosen[:0])
+    assert np.abs(calm[:, 2]).mean() < 0.6 * np.abs(chosen[:, 2]).mean()
+    farthest_hole = [cKDTree(c).query(noisy)[0].mean() for c in (chosen, calm)]
+    assert farthest_hole[1] < farthest_hole[0]
+
+
+def test_several_threads_give_the_same_cloud_as_one(up):
+    clouds = [ball(700, seed) for seed in range(5)]
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            results.append(up.upsample_many(clouds, 2.5, origin=EYE))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for one, many in zip(*results, strict=True):  # but for ties that rounding decides
+        assert np.mean(cKDTree(one).query(many)[0] < 1e-4) > 0.99
+
+
+def test_work_is_cut_into_parts_of_about_the_same_size():
+    sizes = np.array([5000, 100, 200, 2500, 2400])
+    parts = upsampler.even_parts(sizes, 2)
+    assert [int(sizes[p].sum()) for p in parts] == [5100, 5100]
+    assert upsampler.even_parts(np.array([30, 40]), 8) == [slice(0, 2)]

@@ -7,12 +7,18 @@ import multiprocessing
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..rays import RayGrid, grid_context, ray_neighbours, scan_grids
+from ..config import ClusterConfig
+from ..rays import RayGrid, grid_context, ray_neighbours, scan_grids, wrap
+from ..segment.cluster import components
+
+if TYPE_CHECKING:
+    from ..simulate import Scene, Sensor
 
 PROBES = 6  # rays cast around each input point
 MAX_NEIGHBOURS = 16
@@ -40,49 +46,112 @@ def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
     rng = np.random.default_rng(seed)
     scene = simulate.street(seed // 4, meshes or None)  # four places in each street
     sensor = simulate.Sensor.named(
-        str(rng.choice(SENSORS)), height=rng.uniform(1.4, 2.2), noise=rng.uniform(0.005, 0.03)
-    ).jittered(seed)
+        str(rng.choice(SENSORS)), height=rng.uniform(1.4, 2.2), noise=rng.uniform(0.005, 0.04)
+    ).jittered(seed, metres=rng.uniform(0.01, 0.03))
     at = (rng.uniform(-40, 40), rng.uniform(-1.5, 1.5), 0.0)
     scan = simulate.scan(scene, sensor, seed, at)
     floor = rng.uniform(0.1, 0.35) - sensor.height  # what is lower goes with the ground
     reach = np.linalg.norm(scan.points, axis=1)
     usable = (scan.points[:, 2] > floor) & (scan.instance > 0) & (reach > 3) & (reach < 60)
-    samples = []
-    for instance in np.unique(scan.instance[usable]):
-        index = np.flatnonzero(usable & (scan.instance == instance))
-        index = _piece(scan.points, index, rng)
-        stride = int(rng.choice(STRIDES))
-        index = index[scan.ring[index] % stride == rng.integers(stride)]
+    stride = int(rng.choice(STRIDES))
+    first = int(rng.integers(stride))
+    kept = scan.ring % stride == first
+    rings = sensor.elevation[first::stride]
+    # as a node finds them: things that touch are one object
+    pieces = []
+    for members in clusters(scan.points, np.flatnonzero(usable)):
+        index, window = _window(scan.azimuth, members, rng)
+        index = index[kept[index]]
         if len(index) >= 8:
-            points = scan.points[index]
-            samples.append(_sample(scene, sensor, at, int(instance), points, floor, rng))
-    return samples
+            instances = np.unique(scan.instance[members])
+            view = View(*window, min(rings), max(rings))
+            pieces.append((index, Truth(scene, sensor, at, instances, floor, view)))
+    if not pieces:
+        return []
+    clouds = [scan.points[index] for index, _ in pieces]
+    grids, coordinates = scan_grids(clouds, np.zeros(3))
+    parts = np.split(coordinates, np.cumsum([len(c) for c in clouds])[:-1])
+    truths = [truth for _, truth in pieces]
+    return [_sample(t, g, c, rng) for t, g, c in zip(truths, grids, parts, strict=True)]
 
 
-def _piece(points: np.ndarray, index: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """At most LARGEST points around a random one, as a large instance is split."""
+def clusters(points: np.ndarray, usable: np.ndarray) -> list[np.ndarray]:
+    """Rows of points (n, 3) in each cluster of the usable ones."""
+    if len(usable) == 0:
+        return []
+    label = components(points[usable], ClusterConfig())
+    order = np.argsort(label, kind="stable")
+    cuts = np.flatnonzero(np.diff(label[order])) + 1
+    return np.split(usable[order], cuts)
+
+
+@dataclass
+class View:
+    """Where the rays of a sensor that saw an object could have gone, radians."""
+
+    azimuth: float  # of the middle
+    half_width: float
+    lowest: float  # elevation
+    highest: float
+
+    def clip(self, azimuth: np.ndarray, elevation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Into the view: beyond it the object may go on, but no ring tells."""
+        aside = np.clip(wrap(azimuth - self.azimuth), -self.half_width, self.half_width)
+        return self.azimuth + aside, np.clip(elevation, self.lowest, self.highest)
+
+
+@dataclass
+class Truth:
+    """Answers rays about one object."""
+
+    scene: Scene
+    sensor: Sensor
+    at: tuple[float, float, float]
+    instances: np.ndarray  # that are part of the object
+    floor: float  # lower hits go with the ground
+    view: View
+
+    def ask(self, azimuth: np.ndarray, elevation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Whether rays meet the object (n,) bool, and how far away (n,), one where they do not."""
+        from ..simulate import _directions, _origin
+
+        hits = self.scene.hits(_directions(azimuth, elevation), _origin(self.sensor, self.at))
+        hit = np.isin(hits.instance, self.instances) & (hits.reflectivity > 0)
+        hit &= np.sin(elevation) * np.where(hit, hits.range, 0) > self.floor
+        return hit, np.where(hit, hits.range, 1.0)
+
+
+def _window(
+    azimuth: np.ndarray, index: np.ndarray, rng: np.random.Generator
+) -> tuple[np.ndarray, tuple[float, float]]:
+    """At most LARGEST points of an object: all heights, but only so far to the left and right."""
+    middle = float(azimuth[rng.choice(index)])
     if len(index) <= LARGEST:
-        return index
-    away = np.linalg.norm(points[index] - points[rng.choice(index)], axis=1)
-    return np.sort(index[np.argsort(away)[:LARGEST]])
+        return index, (middle, np.pi)
+    away = np.abs(wrap(azimuth[index] - middle))
+    half = float(np.partition(away, LARGEST)[LARGEST])
+    return index[away < half], (middle, half)
 
 
-def _sample(scene, sensor, at, instance, points, floor, rng) -> RaySample:
-    from ..simulate import _directions, _origin
-
-    (grid,), coordinates = scan_grids([points], np.zeros(3))
-    rays = rng.uniform(-1, 1, (len(points), PROBES, 2)) * PROBE_REACH
-    aimed = coordinates[:, None, :2] + rays
-    azimuth = aimed[..., 0].ravel() * grid.step_azimuth + grid.forward
-    elevation = aimed[..., 1].ravel() * grid.step_elevation
-    hits = scene.hits(_directions(azimuth, elevation), _origin(sensor, at))
-    height = np.sin(elevation) * hits.range
-    hit = (hits.instance == instance) & (hits.reflectivity > 0) & (height > floor)
-    depth = np.log(np.where(hit, hits.range, 1.0)) / grid.step_elevation
-    depth = depth.reshape(rays.shape[:2]) - coordinates[:, 2:]
-    hit = hit.reshape(rays.shape[:2])
-    depth = np.where(hit, depth, 0.0)[..., None]
-    return ray_sample(grid, coordinates, np.concatenate((rays, depth), axis=2), hit)
+def _sample(
+    truth: Truth, grid: RayGrid, coordinates: np.ndarray, rng: np.random.Generator
+) -> RaySample:
+    strays = rng.uniform(-1, 1, (len(coordinates), PROBES, 2)) * PROBE_REACH
+    aimed = coordinates[:, None, :2] + strays
+    azimuth = aimed[..., 0] * grid.step_azimuth + grid.forward
+    azimuth, elevation = truth.view.clip(azimuth, aimed[..., 1] * grid.step_elevation)
+    hit, reach = (a.reshape(aimed.shape[:2]) for a in truth.ask(azimuth.ravel(), elevation.ravel()))
+    met = np.stack(
+        (
+            wrap(azimuth - grid.forward) / grid.step_azimuth,
+            elevation / grid.step_elevation,
+            np.log(reach) / grid.step_elevation,
+        ),
+        axis=-1,
+    )
+    probes = met - coordinates[:, None]
+    probes[..., 2] = np.where(hit, probes[..., 2], 0.0)
+    return ray_sample(grid, coordinates, probes, hit)
 
 
 def ray_sample(

@@ -139,12 +139,6 @@ class ApuSmog(nn.Module):
         """Noise (B, K, s, 2) -> samples on the sphere (B, K, s, 3), or rays (B, K, s, 2)."""
         return uniform_on_sphere(noise) if self.config.uniform_sphere else mixture.sample(noise)
 
-    def likelihood(self, encoded: Encoded, mixture: Mixture, rays: Tensor, anchors: Tensor):
-        """ln of the mixture's density (B, A * s) at rays (B, A, s, 2) of anchors (A,)."""
-        flat = encoded.points[..., :2]
-        near = encoded.neighbours[:, anchors]
-        return mixture.log_density(flat[:, anchors], rays, flat, near).flatten(1)
-
     # --- decoder side, once for each sample ---
 
     def decode(self, encoded: Encoded, samples: Tensor, chunk: int = 0) -> Decoded:
@@ -209,8 +203,10 @@ class ApuSmog(nn.Module):
         """Weights over the neighbours' coordinates; a sensor's sample fixes all but the depth."""
         sensor = self.config.domain == "sensor"
         target = samples if sensor else self.prior_reach * samples  # (B, K, s, 2 or 3)
-        away = offsets[:, :, None, :, : target.shape[-1]] - target[:, :, :, None]
-        prior = -self.prior_sharpness.abs() * away.square().sum(-1)  # (B, K, s, k)
+        # -sharpness |offset - target|^2, but for what all neighbours share (the softmax drops it)
+        where = offsets[..., : target.shape[-1]]
+        nearness = 2 * target @ where.mT - where.square().sum(-1)[:, :, None]  # (B, K, s, k)
+        prior = self.prior_sharpness.abs() * nearness
         weights, raw = self.head(x, tokens, prior)
         at = encoded.points[:, anchors][:, :, None]
         if not sensor:

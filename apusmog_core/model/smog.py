@@ -53,11 +53,23 @@ class Mixture:
         factor = gather(self.cholesky.flatten(2), neighbours)[:, :, None]  # (B, A, 1, k, 4)
         first, low, second = factor[..., 0], factor[..., 2], factor[..., 3]
         offset = rays[:, :, :, None] - centre[:, :, None]  # (B, A, s, k, 2)
-        u = offset[..., 0] / first
-        v = (offset[..., 1] - low * u) / second
         weight = gather(self.log_weight[..., None], neighbours)[:, :, None, :, 0]
-        normal = -0.5 * (u * u + v * v) - torch.log(first * second) - math.log(2 * math.pi)
+        normal = log_normal(offset, first, low, second)
         return torch.logsumexp(normal + weight, dim=-1) + math.log(points.shape[1])
+
+    def own_density(self, rays: Tensor, components: Tensor) -> Tensor:
+        """ln of K w_i N_i at rays (B, A, s, 2), each by its own component (A,) alone; sensor's."""
+        factor = self.cholesky[:, components, None]  # (B, A, 1, 2, 2)
+        offset = rays - self.mean[:, components, None]
+        weight = self.log_weight[:, components, None] + math.log(self.mean.shape[1])
+        return weight + log_normal(offset, factor[..., 0, 0], factor[..., 1, 0], factor[..., 1, 1])
+
+
+def log_normal(offset: Tensor, first: Tensor, low: Tensor, second: Tensor) -> Tensor:
+    """ln of the bivariate normal density at offsets (..., 2), by the entries of its factor L."""
+    u = offset[..., 0] / first
+    v = (offset[..., 1] - low * u) / second
+    return -0.5 * (u * u + v * v) - torch.log(first * second) - math.log(2 * math.pi)
 
 
 def to_angles(vectors: Tensor) -> tuple[Tensor, Tensor]:

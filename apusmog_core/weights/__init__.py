@@ -29,7 +29,7 @@ def find(name: str | Path) -> Path:
     names = ", ".join(shipped()) or "none"
     raise ValueError(
         f"weights {str(name)!r}: no such file, and not among the shipped ones ({names}); "
-        f"train them with: apusmog train config/train/{name}.yaml"
+        "train your own with: apusmog train config/train/NAME.yaml"
     )
 
 
