@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -140,20 +138,14 @@ def _key(stamp: float) -> int:
 @contextmanager
 def node(module: str, log: Path, **parameters: object) -> Iterator[subprocess.Popen]:
     """A node as a process of its own, ended when the block is left."""
-    given = [part for name, value in parameters.items() for part in ("-p", f"{name}:={value}")]
-    ros = ["--ros-args", "-r", f"__ns:={NAMESPACE}", *given]
-    with log.open("w") as file:
-        command = [sys.executable, "-m", f"apusmog_ros.{module}", *ros]
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    from apusmog_ros.running import child
+
+    place = f"__ns:={NAMESPACE}"
+    with (
+        log.open("w") as file,
+        child(module, place, stdout=file, stderr=subprocess.STDOUT, **parameters) as process,
+    ):
+        yield process
 
 
 def play(source: Path, story: Story, out: Path, weights: str | Path) -> dict[str, str]:

@@ -276,10 +276,18 @@ def _distance_to(mesh, origin: Sequence[float]) -> Callable[[np.ndarray], np.nda
 
 
 def upsample_rings(up: Upsampler, cases: list[RingCase]) -> list[np.ndarray]:
-    """The model's output for each case: measured points first, as many as the sensor saw."""
-    ratios = [case.ratio for case in cases]
-    origin = np.zeros(3)
-    return up.upsample_many([case.points for case in cases], ratios, keep_input=True, origin=origin)
+    """The model's output for each case: measured points first, as many as the sensor saw.
+
+    The objects of a scan go together, as in a node.
+    """
+    results: list[np.ndarray | None] = [None] * len(cases)
+    for frame in dict.fromkeys(case.frame for case in cases):
+        index = [i for i, case in enumerate(cases) if case.frame == frame]
+        clouds, ratios = [cases[i].points for i in index], [cases[i].ratio for i in index]
+        dense = up.upsample_many(clouds, ratios, keep_input=True, origin=np.zeros(3))
+        for i, result in zip(index, dense, strict=True):
+            results[i] = result
+    return results
 
 
 RING_BASELINES: dict[str, Callable[[RingCase], np.ndarray]] = {

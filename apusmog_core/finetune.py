@@ -14,16 +14,9 @@ from scipy.spatial import cKDTree
 from . import evaluate, weights
 from .config import ModelConfig, TrainConfig, from_dict, parse_device
 from .data import Scan, open_scans
-from .data.scans import (
-    LARGEST,
-    PROBE_REACH,
-    PROBES,
-    RaySample,
-    RaySamples,
-    ray_sample,
-)
+from .data.scans import PROBE_REACH, PROBES, RaySample, RaySamples, azimuth_window, ray_sample
 from .model import ApuSmog
-from .rays import RayGrid, ray_grid
+from .rays import RayGrid, ray_grid, wrap
 from .segment import Segmenter
 from .train import ray_batch, train
 from .upsampler import Upsampler
@@ -221,23 +214,21 @@ def ring_sample(seen: Seen, rng: np.random.Generator) -> RaySample | None:
     """Some rings of an object as input, the rays of the others as probes; None if too small."""
     stride = int(rng.choice(STRIDES))
     keeps = seen.ring % stride == rng.integers(stride)
-    kept = _around(seen.points, np.flatnonzero(keeps), rng)
-    if len(kept) < FEWEST or keeps.all():
+    if keeps.all() or not keeps.any():
+        return None
+    azimuth = np.arctan2(seen.points[:, 1], seen.points[:, 0])
+    kept, (middle, half) = azimuth_window(azimuth, np.flatnonzero(keeps), rng)
+    if len(kept) < FEWEST:
         return None
     points = seen.points[kept]
     grid = ray_grid(points, ORIGIN)
     coordinates = grid.to_grid(points)
-    hits, misses = held_rays(seen, keeps, grid, rng)
+    hits, misses = (
+        rays[np.abs(wrap(rays[:, 0] * grid.step_azimuth + grid.forward - middle)) <= half]
+        for rays in held_rays(seen, keeps, grid, rng)
+    )
     probes, hit = probes_around(coordinates, hits, misses)
     return ray_sample(grid, coordinates, probes, hit)
-
-
-def _around(points: np.ndarray, index: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Of the points at `index` those nearest to a random one, at most as many as in training."""
-    if len(index) <= LARGEST:
-        return index
-    away = np.linalg.norm(points[index] - points[rng.choice(index)], axis=1)
-    return np.sort(index[np.argsort(away)[:LARGEST]])
 
 
 def held_rays(

@@ -123,9 +123,10 @@ def ray_neighbours(grid: np.ndarray, sizes: np.ndarray, k: int) -> np.ndarray:
     cloud = np.repeat(np.arange(len(sizes)), sizes)
     apart = np.stack((grid[:, 0] + cloud * 1e5, grid[:, 1]), axis=1)
     k_found = min(k, len(grid))
-    index = ray_tree(apart).query(apart, k=np.arange(1, k_found + 1), workers=-1)[1]
-    index = index[:, np.arange(k) % k_found]
-    return np.where(cloud[index] == cloud[:, None], index, np.arange(len(grid))[:, None])
+    index = ray_tree(apart).query(apart, k=np.arange(1, k_found + 1))[1]
+    index = np.pad(index, ((0, 0), (0, k - k_found)), mode="edge")
+    own = (cloud[index] == cloud[:, None]) & (np.arange(k) < k_found)
+    return np.where(own, index, np.arange(len(grid))[:, None])
 
 
 def grid_context(grids: list[RayGrid], coordinates: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -142,18 +143,27 @@ def grid_context(grids: list[RayGrid], coordinates: np.ndarray, sizes: np.ndarra
 # --- the lattice of a denser sensor ---------------------------------------------------------------
 
 LIKELY = 0.1  # confidence below which a candidate is a last resort
+DOUBT = 0.01  # factor of the confidence in points that may be far off
+MISS = 0.5  # grid steps by which a ray that misses the object is off, typically
+FAR_OFF_METRES, FAR_OFF_STEPS = 0.1, 0.4  # together, the expected error that is too much
 DENSITY_POWER = 0.2  # how much the mixture has to say beside the decoder
 ALIKE = 1.5  # ratio of ranges at which rings have the same elevations, nearly
-SLACK = 0.25  # ring steps by which a ray may look over the highest ring
+SLACK = 0.25  # ring steps by which a ray may look beyond the highest and lowest ring
 DEPTH_TOLERANCE = 0.5  # grid steps of depth by which a right answer may be off
 
 
 def confidence(
-    hit: torch.Tensor, log_scale: torch.Tensor, log_density: torch.Tensor
+    hit: torch.Tensor, log_scale: torch.Tensor, log_density: torch.Tensor, gap: torch.Tensor
 ) -> torch.Tensor:
-    """How likely a ray meets the object at the depth given: decoder and mixture together."""
-    close = -torch.expm1(-DEPTH_TOLERANCE * torch.exp(-log_scale.clamp(-5, 4)))
-    return torch.sigmoid(hit) * close * torch.exp(DENSITY_POWER * log_density.clamp(max=0))
+    """How likely a ray meets the object at the depth given: decoder and component together.
+
+    Much less where the expected error is large; gap is the length of a grid step in metres.
+    """
+    met, error = torch.sigmoid(hit), torch.exp(log_scale.clamp(-5, 4))
+    close = -torch.expm1(-DEPTH_TOLERANCE / error)
+    sure = met * close * torch.exp(DENSITY_POWER * log_density.clamp(max=0))
+    expected = met * error + (1 - met) * MISS
+    return torch.where(expected > FAR_OFF_STEPS + FAR_OFF_METRES / gap, DOUBT * sure, sure)
 
 
 def seen_elevations(grid: np.ndarray, grids: list[RayGrid], sizes: np.ndarray) -> np.ndarray:
@@ -193,7 +203,7 @@ def lattice(grid: RayGrid, ratio: float) -> tuple[int, int]:
 
     Few rays more than needed, and about as far apart in azimuth as in elevation.
     """
-    rings = np.arange(2, max(2, round(ratio)) + 1)
+    rings = np.arange(2, max(2, round(ratio)) + 1)  # 2.1 is a ring midway and a few points more
     across = np.maximum(1, np.ceil(ratio / rings - 1e-9))
     shape = np.log(grid.step_elevation / rings * across / grid.step_azimuth)
     best = int(np.argmin(np.log(rings * across) + 0.5 * np.abs(shape)))
@@ -214,12 +224,13 @@ def lattice_rays(
     own = 1 if keep_input else 0  # the ray of the point itself is the first
     above = np.nan_to_num(gaps[:, 1], nan=1.0)
     # last, beside the points themselves: for lattices of one column, where the rest is unlikely
-    upward = (np.append(x[own:], 0.5), np.append(y[own:], 0))
+    beside = [0.5] if (levels[:, 0] == 1).any() else []
+    upward = (np.append(x[own:], beside), np.append(y[own:], np.zeros(len(beside))))
     yield _rays_of(np.arange(len(gaps)), gaps[:, 0], above, levels, *upward)
     lowest = np.flatnonzero(np.isnan(gaps[:, 2]))
-    if len(lowest) and rings > 1:
-        straight = np.zeros(len(lowest))
-        yield _rays_of(lowest, straight, straight - 1, levels, x[across:], y[across:])
+    if len(lowest):
+        straight, down = np.zeros(len(lowest)), np.full(len(lowest), -1.0)
+        yield _rays_of(lowest, straight, down, levels, x[across:], y[across:])
 
 
 def _rays_of(anchors, aside, gap, levels, x, y) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -239,6 +250,7 @@ def best_of_each(
     Coarse tiers of the lattice come before fine ones, and likely points before unlikely ones. The
     last tier is seldom needed whole: there the choice is random, so that it stays even.
     """
+    sure = np.nan_to_num(sure)  # of weights that training has broken
     even = np.random.default_rng(seed).random(len(sure), np.float32)
     later = tier + 2 * (sure < LIKELY)  # 0 to 3
     place = np.where(tier == 0, 1 - sure, even)

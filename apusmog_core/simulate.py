@@ -116,10 +116,10 @@ def _rays(sensor: Sensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     turn = np.arange(sensor.columns) * (2 * np.pi / sensor.columns)
     azimuth = (np.array(sensor.phase)[:, None] + turn).ravel()
     ring = np.repeat(np.arange(len(sensor.elevation)), sensor.columns)
-    return _directions(azimuth, np.array(sensor.elevation)[ring]), ring, np.float32(azimuth)
+    return unit_rays(azimuth, np.array(sensor.elevation)[ring]), ring, np.float32(azimuth)
 
 
-def _directions(azimuth: np.ndarray, elevation: np.ndarray) -> np.ndarray:
+def unit_rays(azimuth: np.ndarray, elevation: np.ndarray) -> np.ndarray:
     flat = np.cos(elevation)
     axes = [flat * np.cos(azimuth), flat * np.sin(azimuth), np.sin(elevation)]
     return np.stack(axes, -1).astype(np.float32)
@@ -234,7 +234,7 @@ class SimulatedScan:
         return np.array(self.names)[self.instance]
 
 
-def _origin(sensor: Sensor, at: Sequence[float]) -> np.ndarray:
+def origin_of(sensor: Sensor, at: Sequence[float]) -> np.ndarray:
     return np.array([at[0], at[1], sensor.height], np.float32)
 
 
@@ -247,7 +247,7 @@ def scan(scene: Scene, sensor: Sensor, seed: int = 0, at: Sequence[float] = HERE
     """One turn of the sensor: noisy ranges, lost returns, nothing back from glass."""
     rng = np.random.default_rng(seed)
     rays, ring, azimuth = _rays(sensor)
-    hits = scene.hits(_turned(rays, at[2]), _origin(sensor, at))
+    hits = scene.hits(_turned(rays, at[2]), origin_of(sensor, at))
     # A Lambertian echo over an inverse square law: dark, far and grazing surfaces are lost first.
     signal = hits.reflectivity * hits.incidence * (100 / hits.range) ** 2
     kept = rng.random(len(rays)) < (1 - sensor.dropout) * signal / (signal + FAINT)
@@ -280,9 +280,9 @@ def visible_surface(
     between its highest and lowest ring; what others hide, and glass, is not part of it."""
     if not 1 <= instance <= len(scene.objects):
         raise ValueError(f"instance {instance} is not in the scene (1 to {len(scene.objects)})")
-    vertices = scene.objects[instance - 1].world.vertices - _origin(sensor, at)
+    vertices = scene.objects[instance - 1].world.vertices - origin_of(sensor, at)
     directions = _window(sensor, _turned(vertices, -at[2]), oversample)
-    hits = scene.hits(_turned(directions, at[2]), _origin(sensor, at))
+    hits = scene.hits(_turned(directions, at[2]), origin_of(sensor, at))
     seen = (hits.instance == instance) & (hits.reflectivity > 0)
     seen &= (hits.range >= sensor.min_range) & (hits.range <= sensor.max_range)
     return directions[seen] * hits.range[seen, None]
@@ -306,7 +306,7 @@ def _window(sensor: Sensor, vertices: np.ndarray, oversample: tuple[int, int]) -
     step = sensor.azimuth_step / oversample[1]
     azimuth = middle + np.arange(turn.min(), turn.max() + step, step)
     grid = np.meshgrid(azimuth, elevation)
-    return _directions(grid[0].ravel(), grid[1].ravel())
+    return unit_rays(grid[0].ravel(), grid[1].ravel())
 
 
 # --- streets -------------------------------------------------------------------------------------

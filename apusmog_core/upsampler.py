@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from .config import parse_device
 from .geometry import farthest, geodesic_patches, nearest
 from .model import ApuSmog
 from .rays import (
+    DOUBT,
     best_of_each,
     confidence,
     grid_context,
@@ -31,7 +32,7 @@ from .weights import load_network
 CHUNK = 2048  # points of a graph that are worked on at once; small enough for the CPU's caches
 PATCH = 256  # points of a patch, for networks that attend to all of it
 WORTH_A_THREAD = 1000  # points
-BLOCK = 131_072  # candidates that are spread out at once
+BLOCK = 3072  # candidates that are spread out at once
 OVERSAMPLE = 3.0  # candidates for each new point
 AREA_NEIGHBOURS = 6  # candidates whose distance tells how much area one of them stands for
 LEAST_CANDIDATES = 4  # of each component, so that a small ratio has a choice too
@@ -70,7 +71,8 @@ class Upsampler:
     ) -> np.ndarray:
         """round(ratio * n) points on the surface that points (n, 3) show.
 
-        `origin` is where the sensor stood, for clouds seen by one. `keep_input` returns the
+        `origin` is where the sensor stood, for clouds seen by one; alone in a call, a cloud does
+        not grow beyond its own highest and lowest ring. `keep_input` returns the
         measured points first, then new ones where they are missing. The result is float32, or
         float64 where the input is and float32 could not hold its millimetres.
         """
@@ -156,9 +158,9 @@ class Upsampler:
             found, sure, tier, owner = self._cast(*given, keep_input)
             return found, sure, tier, owner + part.start
 
-        parts = list(in_threads(cast, even_parts(sizes, self._threads())))
+        parts = in_threads(cast, even_parts(sizes, self._threads()))
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        order = np.argsort(columns[-1], kind="stable")  # the same for any number of parts
+        order = np.argsort(columns[-1], kind="stable")  # as if there were one part
         found, sure, tier, owner = (column[order] for column in columns)
         new = np.array(counts) - (sizes if keep_input else 0)
         rows = best_of_each(owner, sure, tier, new, self.seed)
@@ -194,12 +196,13 @@ class Upsampler:
                 queries = torch.from_numpy(rays)[None].to(self.device)
                 out = self.network.decode_at(encoded, queries, chosen, CHUNK // 2)
                 likely = mixture.own_density(queries, chosen).flatten(1)
-                sure = confidence(out.hit, out.log_scale, likely).float().cpu().numpy()[0]
+                gap = context[:, chosen, 0].exp().repeat_interleave(rays.shape[1], dim=1)
+                sure = confidence(out.hit, out.log_scale, likely, gap).float().cpu().numpy()[0]
                 valid = (tier >= 0).ravel()
                 anchor = np.repeat(anchors, rays.shape[1])[valid]
                 found = out.coarse[0].float().cpu().numpy()[valid] + centre[anchor]
                 owner, sure = cloud[anchor], sure[valid]
-                sure[(found[:, 1] < low[owner]) | (found[:, 1] > high[owner])] = 0.0
+                sure[(found[:, 1] < low[owner]) | (found[:, 1] > high[owner])] *= DOUBT
                 results.append((found, sure, tier.ravel()[valid], owner))
         return (np.concatenate(column) for column in zip(*results, strict=True))
 
@@ -217,10 +220,11 @@ class Upsampler:
             found = self._patches(local, per)
         else:
             found = self._decode(local[None], nearest(local, self.config.neighbours)[None], per)[0]
-        fixed = local if keep_input else local[:0]
-        order = farthest_from(found, local, new) if keep_input else spread_out(found, new)
-        dense = relax(found[order], found, fixed) + centre
-        return np.concatenate((cloud, dense)) if keep_input else dense
+        if keep_input:
+            order = farthest_from(found, local, new)
+            return np.concatenate((cloud, relax(found[order], found, local) + centre))
+        found = np.concatenate((local, found))  # no candidate is nearer to tips and corners
+        return relax(found[spread_out(found, count)], found, local[:0]) + centre
 
     def _patches(self, points: np.ndarray, per: int) -> np.ndarray:
         index = geodesic_patches(points, PATCH)
@@ -276,19 +280,28 @@ def even_parts(sizes: np.ndarray, parts: int) -> list[slice]:
     return [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
 
-def in_threads(work: Callable, parts: Sequence) -> Iterator:
+def in_threads(work: Callable, parts: Sequence) -> list:
     """Results of `work` for each part, in order; each part on a thread with one core of its own."""
     if len(parts) == 1:
-        return map(work, parts)
-    with ThreadPoolExecutor(len(parts), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        return iter(list(pool.map(work, parts)))
+        return [work(parts[0])]
+    before = torch.get_num_threads()
+    try:
+        one_core = {"initializer": torch.set_num_threads, "initargs": (1,)}
+        with ThreadPoolExecutor(len(parts), **one_core) as pool:
+            return list(pool.map(work, parts))
+    finally:
+        torch.set_num_threads(before)  # new threads take the value that was set last
 
 
 # --- choice -----------------------------------------------------------------------
 
 
 def spread_out(points: np.ndarray, count: int) -> np.ndarray:
-    """Indices of `count` points far from each other; large clouds in blocks, so in linear time."""
+    """Indices of `count` points far from each other, in blocks that get their share of them.
+
+    Blocks make it linear in time, and even at large: farthest point sampling of a whole cloud
+    serves thin and curved parts less than others, which shifts its mean.
+    """
     if len(points) <= BLOCK:
         return farthest(points, count)
     half = len(points) // 2

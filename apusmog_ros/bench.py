@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import DEVNULL
 
 import numpy as np
 import rclpy
@@ -22,6 +21,7 @@ from rclpy.time import Time
 from sensor_msgs.msg import PointCloud2
 
 from . import bag
+from .running import child
 
 WARM_UP = 5.0  # seconds at full rate before anything is counted
 PATIENCE = 120.0  # seconds for the first dense cloud
@@ -45,18 +45,20 @@ def throughput(
         if (recording / "velodyne_points").is_dir():  # a bag is cheaper to play than .bin files
             bag.convert(recording, Path(folder) / "bag")
             recording = Path(folder) / "bag"
+        played = {"path": recording, "loop": "true", "stamps": "now", "wait": "true"}
         rclpy.init()
         listener = _Listener()
         try:
             with (
-                _process(
+                child(
                     "upsample_node",
+                    stdout=DEVNULL,
                     ratio=ratio,
                     weights=weights,
                     time_budget_ms=time_budget_ms,
                     **{"qos.input_reliability": "reliable"},  # lost packets are not our speed
                 ),
-                _process("replay_node", path=recording, loop="true", stamps="now", wait="true"),
+                child("replay_node", stdout=DEVNULL, **played),
             ):
                 listener.spin_until(lambda: listener.ages, PATIENCE)
                 listener.spin_for(WARM_UP)
@@ -132,23 +134,6 @@ def _domain() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def _process(module: str, **parameters: object) -> Iterator[subprocess.Popen]:
-    """A node of ours as a process, ended with Ctrl-C."""
-    given = [part for name, value in parameters.items() for part in ("-p", f"{name}:={value}")]
-    command = [sys.executable, "-m", f"apusmog_ros.{module}", "--ros-args", *given]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        yield child
-    finally:
-        child.send_signal(signal.SIGINT)
-        try:
-            child.wait(5)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import rclpy
 from rclpy.exceptions import ParameterException
@@ -39,6 +42,26 @@ def run(make_node: Callable, args: list[str] | None = None) -> int:
     if interrupted:
         _leave()
     return 0
+
+
+@contextmanager
+def child(
+    module: str, *remap: str, stdout, stderr=None, **parameters
+) -> Iterator[subprocess.Popen]:
+    """A node of ours as a process (a Popen), ended with Ctrl-C when the block is left."""
+    given = [part for name, value in parameters.items() for part in ("-p", f"{name}:={value}")]
+    names = [part for rule in remap for part in ("-r", rule)]
+    command = [sys.executable, "-m", f"apusmog_ros.{module}", "--ros-args", *names, *given]
+    process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _leave() -> None:

@@ -104,19 +104,26 @@ def test_the_total_is_the_weighted_sum_of_its_parts():
         "noise": torch.randn(1, 24, 4, 2),
     }
     plain = surface_loss(network, batch, TrainConfig())[1]
-    twice = surface_loss(network, batch, TrainConfig(lambda_fine=0.02, lambda_coarse=0.03))
+    weights = TrainConfig(lambda_fine=0.02, lambda_coarse=0.03, lambda_drift=0.5)
+    twice = surface_loss(network, batch, weights)
     assert twice[1]["fine"].item() == pytest.approx(2 * plain["fine"].item(), rel=1e-5)
     assert twice[1]["coarse"].item() == pytest.approx(3 * plain["coarse"].item(), rel=1e-5)
     assert twice[0].item() == pytest.approx(sum(v.item() for v in twice[1].values()), rel=1e-5)
 
 
-def test_the_density_of_one_component_is_the_mixture_of_it_alone():
+def test_the_density_of_a_component_is_its_weighted_share_of_the_mixture():
     torch.manual_seed(0)
-    factor = torch.tensor([[0.5, 0.0], [0.2, 0.4]]).expand(1, 1, 2, 2)
-    mixture = Mixture(torch.tensor([[[0.1, -0.2]]]), factor, torch.zeros(1, 1))
-    rays, origin = torch.randn(1, 1, 7, 2), torch.zeros(1, 1, 2)
-    whole = mixture.log_density(origin, rays, origin, torch.zeros(1, 1, 1, dtype=torch.long))
-    assert torch.allclose(mixture.own_density(rays, torch.tensor([0])), whole, atol=1e-5)
+    factor = torch.tensor([[0.5, 0.0], [0.2, 0.4]]) * torch.tensor([1.0, 0.7, 1.6])[:, None, None]
+    weight = torch.tensor([0.2, 0.5, 0.3])
+    mixture = Mixture(torch.randn(1, 3, 2), factor[None], weight.log()[None])
+    rays, chosen = torch.randn(1, 2, 7, 2), torch.tensor([2, 0])
+    found = mixture.own_density(rays, chosen)
+    for row, component in enumerate(chosen):
+        normal = torch.distributions.MultivariateNormal(
+            mixture.mean[0, component], scale_tril=factor[component]
+        )
+        expected = normal.log_prob(rays[0, row]) + torch.log(3 * weight[component])
+        assert torch.allclose(found[0, row], expected, atol=1e-5)
 
 
 def test_mixture_loss_is_the_negative_log_density_of_the_rays():

@@ -3,10 +3,12 @@
 
 import numpy as np
 import pytest
+import torch
 
 from apusmog_core.rays import (
     RayGrid,
     best_of_each,
+    confidence,
     lattice,
     lattice_rays,
     ray_neighbours,
@@ -83,3 +85,20 @@ def test_likely_rays_of_the_coarse_lattice_come_first():
     tier = np.array([0, 0, 0, 1, 0, 0])
     assert best_of_each(owner, sure, tier, np.array([2, 1]), seed=0).tolist() == [0, 2, 5]
     assert sorted(best_of_each(owner, sure, tier, np.array([3, 2]), seed=0)) == [0, 2, 3, 4, 5]
+
+
+def test_broken_confidence_does_not_break_the_counts():
+    owner, tier = np.repeat([0, 1], 2), np.zeros(4, int)
+    sure = np.array([np.nan, 0.5, np.nan, np.nan])
+    assert sorted(best_of_each(owner, sure, tier, np.array([1, 2]), seed=0)) == [1, 2, 3]
+
+
+def test_confidence_falls_with_misses_with_doubtful_depth_and_with_long_steps():
+    def sure(hit: float, error: float, gap: float) -> float:
+        values = (torch.tensor([v]) for v in (hit, np.log(error), 0.0, gap))
+        return confidence(*values).item()
+
+    near = sure(4.0, 0.1, 0.1)
+    assert near > sure(0.0, 0.1, 0.1) > sure(-4.0, 0.1, 0.1)
+    assert near > sure(4.0, 1.0, 0.1) > 0.1  # ten centimetres
+    assert sure(4.0, 1.0, 0.5) < 0.01  # half a metre

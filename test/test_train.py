@@ -17,6 +17,7 @@ from apusmog_core.data.meshes import LidarPatches, MeshPatches, MixedPatches, au
 from apusmog_core.geometry import nearest_in_batch
 from apusmog_core.losses import chamfer, ray_loss, surface_loss
 from apusmog_core.model import ApuSmog
+from apusmog_core.rays import wrap
 from apusmog_core.train import keep_allocations, learning_rate, train
 
 o3d = pytest.importorskip("open3d", reason="open3d makes the training data")
@@ -164,7 +165,11 @@ def test_probes_that_hit_lie_on_the_objects_own_surface():
 def test_probes_stay_where_the_kept_rings_of_the_sensor_look():
     view = scans.View(azimuth=3.0, half_width=0.1, lowest=-0.4, highest=0.03)
     azimuth, elevation = view.clip(np.array([-3.1, 2.95, 2.0]), np.array([0.1, 0.0, -0.5]))
-    assert azimuth == pytest.approx([3.1, 2.95, 2.9]) and elevation.tolist() == [0.03, 0.0, -0.4]
+    assert wrap(azimuth - [-np.pi + 3.1 - np.pi, 2.95, 2.9]) == pytest.approx([0, 0, 0], abs=1e-9)
+    assert elevation.tolist() == [0.03, 0.0, -0.4]
+    for sample in scans.street_samples(5)[:20]:
+        reach = np.abs(sample.probes[..., :2]).max(axis=(0, 1))
+        assert (reach <= np.array(scans.PROBE_REACH) + 1e-3).all()
 
 
 def test_patches_cover_the_same_piece_of_surface_and_scale_to_one(mesh_folder):

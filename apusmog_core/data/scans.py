@@ -25,7 +25,8 @@ MAX_NEIGHBOURS = 16
 PROBE_REACH = (1.0, 1.1)  # how far a probe strays from its anchor, grid steps
 SENSORS = ("HDL-64E",) * 7 + ("OS1-64", "VLP-32C", "VLP-16")
 STRIDES = (1, 1, 2, 2, 2, 2, 2, 2, 3, 4)  # every how many rings are kept
-LARGEST = 600  # points of one object before rings are dropped
+LARGEST = 600  # points of one object
+VERSION = 2  # of the samples, for caches: raise it when they change
 
 
 @dataclass
@@ -57,10 +58,10 @@ def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
     first = int(rng.integers(stride))
     kept = scan.ring % stride == first
     rings = sensor.elevation[first::stride]
-    # as a node finds them: things that touch are one object
+    # things that touch are one object, as in a node
     pieces = []
     for members in clusters(scan.points, np.flatnonzero(usable)):
-        index, window = _window(scan.azimuth, members, rng)
+        index, window = azimuth_window(scan.azimuth, members, rng)
         index = index[kept[index]]
         if len(index) >= 8:
             instances = np.unique(scan.instance[members])
@@ -113,15 +114,15 @@ class Truth:
 
     def ask(self, azimuth: np.ndarray, elevation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Whether rays meet the object (n,) bool, and how far away (n,), one where they do not."""
-        from ..simulate import _directions, _origin
+        from ..simulate import origin_of, unit_rays
 
-        hits = self.scene.hits(_directions(azimuth, elevation), _origin(self.sensor, self.at))
+        hits = self.scene.hits(unit_rays(azimuth, elevation), origin_of(self.sensor, self.at))
         hit = np.isin(hits.instance, self.instances) & (hits.reflectivity > 0)
         hit &= np.sin(elevation) * np.where(hit, hits.range, 0) > self.floor
         return hit, np.where(hit, hits.range, 1.0)
 
 
-def _window(
+def azimuth_window(
     azimuth: np.ndarray, index: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, tuple[float, float]]:
     """At most LARGEST points of an object: all heights, but only so far to the left and right."""
@@ -141,17 +142,11 @@ def _sample(
     azimuth = aimed[..., 0] * grid.step_azimuth + grid.forward
     azimuth, elevation = truth.view.clip(azimuth, aimed[..., 1] * grid.step_elevation)
     hit, reach = (a.reshape(aimed.shape[:2]) for a in truth.ask(azimuth.ravel(), elevation.ravel()))
-    met = np.stack(
-        (
-            wrap(azimuth - grid.forward) / grid.step_azimuth,
-            elevation / grid.step_elevation,
-            np.log(reach) / grid.step_elevation,
-        ),
-        axis=-1,
-    )
-    probes = met - coordinates[:, None]
-    probes[..., 2] = np.where(hit, probes[..., 2], 0.0)
-    return ray_sample(grid, coordinates, probes, hit)
+    x, y, z = coordinates.T[:, :, None]
+    aside = wrap(azimuth - grid.forward - x * grid.step_azimuth) / grid.step_azimuth
+    rise = elevation / grid.step_elevation - y
+    depth = np.where(hit, np.log(reach) / grid.step_elevation - z, 0.0)
+    return ray_sample(grid, coordinates, np.stack((aside, rise, depth), axis=-1), hit)
 
 
 def ray_sample(
@@ -223,7 +218,7 @@ class RaySamples:
 
 def prepare(count: int, seed: int, meshes: str | None, cache: str | Path) -> RaySamples:
     """At least `count` samples, simulated once on all cores and cached; the same for a seed."""
-    path = Path(cache) / f"rays-{count}-{seed}{'-meshes' if meshes else ''}.npz"
+    path = Path(cache) / f"rays-v{VERSION}-{count}-{seed}{'-meshes' if meshes else ''}.npz"
     if path.is_file():
         return RaySamples.load(path)
     from tqdm import tqdm

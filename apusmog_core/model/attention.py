@@ -13,7 +13,7 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
     if batch > 1:
         start = torch.arange(batch, device=x.device) * count
         index = index + start.view(-1, *[1] * (index.dim() - 1))
-    return x.reshape(-1, width)[index.reshape(-1)].view(*index.shape, width)
+    return x.reshape(-1, width).index_select(0, index.reshape(-1)).view(*index.shape, width)
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:

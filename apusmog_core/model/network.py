@@ -24,10 +24,11 @@ class Encoded:
 
     points: Tensor  # (B, N, 3)
     spacing: Tensor  # (B, N, 1), typical distance to the next point
-    features: Tensor  # (B, N, D), from the point transformer layer
-    memory: Tensor  # (B, N, D), from the Transformer encoder
-    told: Tensor | None  # (B, N, D), what each point tells the queries around it
     neighbours: Tensor  # (B, N, k), each point's own index first
+    offsets: Tensor | None = None  # (B, N, k, 3), where they are worth keeping
+    features: Tensor | None = None  # (B, N, D), from the point transformer layer
+    memory: Tensor | None = None  # (B, N, D), from the Transformer encoder
+    told: Tensor | None = None  # (B, N, D), what each point tells the queries around it
 
 
 @dataclass
@@ -76,21 +77,25 @@ class ApuSmog(nn.Module):
         """points (B, N, 3), neighbours (B, N, k) itself first, context (B, N, 2) for sensors."""
         rows = slices(points.shape[1], chunk)
         spacing = self._spacing(points, neighbours)
+        encoded = Encoded(points, spacing, neighbours)
+        if self.config.domain == "sensor":  # few neighbours, and several layers ask
+            encoded.offsets = self._offsets(encoded)
         x = self._inputs(points, spacing, neighbours, context)
         around = self.extract.project(x) if self.config.attention == "global" else None
         parts = []
         for r in rows:
-            offsets = self._seen(self._offsets(points, spacing, neighbours, r))
+            offsets = self._seen(self._offsets(encoded, r))
             parts.append(self.extract(x[:, r], around, offsets, neighbours[:, r]))
-        features = memory = cat(parts)
+        encoded.features = memory = cat(parts)
         for layer in self.encoder:
             around, parts = layer.project(memory), []
             for r in rows:
-                offsets = self._seen(self._offsets(points, spacing, neighbours, r))
+                offsets = self._seen(self._offsets(encoded, r))
                 parts.append(layer(memory[:, r], around, offsets, neighbours[:, r]))
             memory = cat(parts)
-        told = None if self.tokens is None else self.tokens.project(memory)
-        return Encoded(points, spacing, features, memory, told, neighbours)
+        encoded.memory = memory
+        encoded.told = None if self.tokens is None else self.tokens.project(memory)
+        return encoded
 
     def _spacing(self, points: Tensor, neighbours: Tensor) -> Tensor:
         """Mean distance to the nearest few neighbours (B, N, 1), never zero."""
@@ -114,9 +119,12 @@ class ApuSmog(nn.Module):
         radius = (points - centre).norm(dim=-1).amax(dim=1)[:, None, None].clamp_min(1e-9)
         return (points - centre) / radius, centre, radius
 
-    def _offsets(self, points: Tensor, spacing: Tensor, neighbours: Tensor, rows=slice(None)):
+    def _offsets(self, encoded: Encoded, rows=slice(None)) -> Tensor:
         """p_j - p_i in spacings (B, K, k, 3)."""
-        away = gather(points, neighbours[:, rows]) - points[:, rows, None]
+        if encoded.offsets is not None:
+            return encoded.offsets[:, rows]
+        points, spacing = encoded.points, encoded.spacing
+        away = gather(points, encoded.neighbours[:, rows]) - points[:, rows, None]
         return away if self.config.domain == "sensor" else away / spacing[:, rows, None]
 
     def _seen(self, offsets: Tensor) -> Tensor:
@@ -179,7 +187,7 @@ class ApuSmog(nn.Module):
         near = encoded.neighbours[:, anchors]
         tokens = None
         if self.tokens is not None:
-            offsets = self._offsets(encoded.points, encoded.spacing, encoded.neighbours, anchors)
+            offsets = self._offsets(encoded, anchors)
             tokens = self.tokens(encoded.told, self._seen(offsets), near)
         code = samples / 2 if self.config.domain == "sensor" else samples  # into [-1, 1]
         x = self.query(code)
