@@ -142,10 +142,10 @@ def grid_context(grids: list[RayGrid], coordinates: np.ndarray, sizes: np.ndarra
 
 # --- the lattice of a denser sensor ---------------------------------------------------------------
 
-LIKELY = 0.1  # confidence below which a candidate is a last resort
+LIKELY = 0.2  # confidence below which a candidate is a last resort
 DOUBT = 0.01  # factor of the confidence in points that may be far off
 MISS = 0.5  # grid steps by which a ray that misses the object is off, typically
-FAR_OFF_METRES, FAR_OFF_STEPS = 0.1, 0.4  # together, the expected error that is too much
+FAR_OFF_METRES, FAR_OFF_STEPS = 0.1, 0.35  # together, the expected error that is too much
 DENSITY_POWER = 0.2  # how much the mixture has to say beside the decoder
 ALIKE = 1.5  # ratio of ranges at which rings have the same elevations, nearly
 SLACK = 0.25  # ring steps by which a ray may look beyond the highest and lowest ring
