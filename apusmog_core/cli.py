@@ -465,6 +465,14 @@ def _add_rings(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most scans to use, spread evenly (%(default)s)",
     )
+    parser.add_argument(
+        "--points",
+        type=_count,
+        nargs=2,
+        default=(64, 1_000_000),
+        metavar=("LEAST", "MOST"),
+        help="measured points of an object that is scored (%(default)s); not with --holdout",
+    )
     _add_scored(parser, "fast")
 
 
@@ -476,11 +484,13 @@ def evaluate_rings(args: argparse.Namespace) -> None:
         raise ValueError("evaluate rings: give SCANS, or --simulate FRAMES")
     up = None if args.baselines else _load(args)
     if args.simulate:
-        cases = evaluate.simulated_cases(args.simulate, args.seed, meshes=args.meshes)
+        cases = evaluate.simulated_cases(
+            args.simulate, args.seed, meshes=args.meshes, points=args.points
+        )
     elif args.holdout:
         cases = evaluate.ring_cases(args.scans, args.holdout)
     else:
-        cases = evaluate.found_cases(args.scans, args.frames)
+        cases = evaluate.found_cases(args.scans, args.frames, args.points)
     rows = evaluate.evaluate_rings(cases, up)
     _print_table(rows)
     _write_results(args.out, rows)

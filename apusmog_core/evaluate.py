@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from apusmog_core.upsampler import Upsampler
 
 RANGE_BINS = (0, 15, 30, 45)  # metres
+SCORED_POINTS = (64, 1_000_000)  # fewest and most of an object
 SURFACE_ROUGHNESS = 0.1  # metres: rougher clusters are vegetation
 
 Scores = dict[str, dict[str, float]]  # {group of cases: {score: mean over the cases}}
@@ -202,7 +203,10 @@ def roughness(points: np.ndarray, ring: np.ndarray) -> float:
 
 
 def found_cases(
-    scans: str | Path, frames: int = 20, min_points: int = 64, max_range: float = 45.0
+    scans: str | Path,
+    frames: int = 20,
+    points: Sequence[int] = SCORED_POINTS,
+    max_range: float = 45.0,
 ) -> list[RingCase]:
     """Objects that segmentation finds in at most `frames` scans, spread over all there are."""
     from apusmog_core.data import open_scans
@@ -220,14 +224,14 @@ def found_cases(
         rays = metrics.MeasuredRays(scan.points)
         for j in range(1, instance.max(initial=0) + 1):
             index = np.flatnonzero(instance == j)
-            if len(index) < min_points:
+            if not points[0] <= len(index) <= points[1]:
                 continue
-            points, ring = scan.points[index], scan.ring[index]
-            surface = roughness(points, ring) < SURFACE_ROUGHNESS
-            case = ring_case(points, ring, surface, frame=scan.name, cluster=j, rays=rays)
+            cloud, ring = scan.points[index], scan.ring[index]
+            surface = roughness(cloud, ring) < SURFACE_ROUGHNESS
+            case = ring_case(cloud, ring, surface, frame=scan.name, cluster=j, rays=rays)
             cases += [case] if case and case.range < max_range else []
     if not cases:
-        raise ValueError(f"{scans}: no object of {min_points} points within {max_range:g} m found")
+        raise ValueError(f"{scans}: no object of {points[0]} points within {max_range:g} m found")
     return cases
 
 
@@ -236,7 +240,7 @@ def simulated_cases(
     seed: int = 0,
     sensor: str = "HDL-64E",
     meshes: str | Path | None = None,
-    min_points: int = 64,
+    points: Sequence[int] = SCORED_POINTS,
     max_range: float = 45.0,
 ) -> list[RingCase]:
     """Objects of simulated streets, one street a frame, whose true surface is known."""
@@ -250,7 +254,9 @@ def simulated_cases(
         rays = metrics.MeasuredRays(turn.points)
         for instance, placed in enumerate(scene.objects, start=1):
             index = np.flatnonzero(turn.instance == instance)
-            if len(index) < min_points or placed.name == "building":  # larger than any cluster
+            if not points[0] <= len(index) <= points[1]:
+                continue
+            if placed.name == "building":  # larger than any cluster
                 continue
             case = ring_case(
                 turn.points[index],

@@ -269,7 +269,7 @@ def _ms_since(started: float) -> float:
 def main(args: list[str] | None = None) -> None:
     """Run the node until Ctrl-C."""
     # one core stays free for segmenting the next scan, messages and parameters
-    torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
+    torch.set_num_threads(os.cpu_count() or 2)
     sys.exit(run(UpsampleNode, args))
 
 

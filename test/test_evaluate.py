@@ -128,6 +128,17 @@ def test_ratios_without_published_truth_are_scored_against_the_mesh(shape_folder
     assert len(list((shape_folder / "cache").rglob("cube_*_160.npy"))) == 1
 
 
+def test_inputs_larger_than_published_are_sampled_from_meshes(shape_folder, monkeypatch):
+    pytest.importorskip("open3d")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shape_folder / "cache"))
+    monkeypatch.setattr(pugan, "PUBLISHED_SIZE", 64)
+    (large,) = pugan.load_shapes(shape_folder, size=100)
+    assert large.name == "cube" and large.points.shape == (100, 3)
+    (shape_folder / "cube.off").unlink()
+    with pytest.raises(ValueError, match="no mesh"):
+        pugan.load_shapes(shape_folder, size=100)
+
+
 def test_noise_is_given_in_radii_of_the_shape():
     cloud = 50 * np.random.default_rng(0).normal(size=(20000, 3))
     radius = np.linalg.norm(cloud - cloud.mean(axis=0), axis=1).max()

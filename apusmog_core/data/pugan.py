@@ -39,17 +39,22 @@ class Shape:
 def load_shapes(folder: str | Path, size: int = PUBLISHED_SIZE) -> list[Shape]:
     """The shapes of a test set with inputs of `size` points.
 
-    Where there is no `input_SIZE`, the published inputs are thinned by farthest point sampling.
+    Where there is no `input_SIZE`, the published inputs are thinned by farthest point sampling; if
+    more points are asked for than were published, meshes are sampled, and the others left out.
     """
     folder = Path(folder)
     inputs = _folder(folder, f"input_{size}") or _folder(folder, f"input_{PUBLISHED_SIZE}")
     if inputs is None:
         raise ValueError(f"{folder}: no folder input_{size} with .xyz files in it")
     meshes = {file.stem: file for file in sorted(folder.rglob("*.off"))}
-    return [
-        Shape(file.stem, _sized(file, size), meshes.get(file.stem), folder)
-        for file in sorted(inputs.glob("*.xyz"))
-    ]
+    shapes = []
+    for file in sorted(inputs.glob("*.xyz")):
+        mesh = meshes.get(file.stem)
+        points = _sized(file, size, mesh)
+        shapes += [Shape(file.stem, points, mesh, folder)] if points is not None else []
+    if not shapes:
+        raise ValueError(f"{folder}: no input has {size} points, and there is no mesh to sample")
+    return shapes
 
 
 def sample_mesh(mesh: Path, count: int) -> np.ndarray:
@@ -81,10 +86,10 @@ def _folder(root: Path, name: str) -> Path | None:
     return found[0] if found else None
 
 
-def _sized(file: Path, size: int) -> np.ndarray:
+def _sized(file: Path, size: int, mesh: Path | None) -> np.ndarray | None:
     from apusmog_core.baselines import thin
 
     points = read_points(file).points
     if size > len(points):
-        raise ValueError(f"{file}: {len(points)} points, fewer than the {size} asked for")
+        return sample_mesh(mesh, size) if mesh else None
     return points if size == len(points) else thin(points, size)
