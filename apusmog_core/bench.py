@@ -193,14 +193,15 @@ def segment() -> Iterator[Row]:
     import open3d as o3d
 
     from apusmog_core.data.kitti import tracklet_recall
-    from apusmog_core.segment import Segmenter
+    from apusmog_core.segment import Segmenter, find_instances
 
     segmenter = Segmenter()
     ours = [best(lambda p=scan.points: segmenter(p)) for scan in scans()]
-    dbscan = 0.0
+    clusters, dbscan = 0.0, 0.0
     for scan in scans():
-        rest = scan.points[~segmenter(scan.points)[0]].astype(np.float64)
-        cloud = o3d.geometry.PointCloud(o3d.utility.Vector3dVector(rest))
+        rest = scan.points[~segmenter(scan.points)[0]]
+        clusters += best(partial(find_instances, rest, segmenter.clusters))
+        cloud = o3d.geometry.PointCloud(o3d.utility.Vector3dVector(rest.astype(np.float64)))
         run = partial(cloud.cluster_dbscan, segmenter.clusters.tolerance, min_points=1)
         dbscan += best(run, times=2)
     yield Row(
@@ -213,16 +214,17 @@ def segment() -> Iterator[Row]:
         bar="at most 60 ms",
         holds=max(ours) <= 60,
     )
-    yield Row(
-        "segment",
-        "ground and clusters, all 5 scans",
-        sum(ours),
-        "ms",
-        "Open3D's DBSCAN of what is not ground",
-        dbscan,
-        bar="at most 0.2",
-        holds=sum(ours) <= dbscan / 5,
-    )
+    for what, ms in (("clusters", clusters), ("ground and clusters", sum(ours))):
+        yield Row(
+            "segment",
+            f"{what}, all 5 scans",
+            ms,
+            "ms",
+            "Open3D's DBSCAN of what is not ground",
+            dbscan,
+            bar="at most 0.2",
+            holds=ms <= dbscan / 5,
+        )
     if drive().boxes:
         labelled, found = tracklet_recall(drive(), [segmenter(s.points)[1] for s in drive()])
         yield Row(
@@ -237,7 +239,7 @@ def segment() -> Iterator[Row]:
         )
 
 
-TIME_BUDGET_MS = 60.0  # what two cores can spare for the network at 10 Hz
+TIME_BUDGET_MS = 50.0  # what two cores can spare for the network at 10 Hz
 
 
 def dds() -> Iterator[Row]:

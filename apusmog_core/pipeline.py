@@ -12,7 +12,7 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from .config import PipelineConfig
-from .segment import Ground, find_instances, level
+from .segment import Ground, find_instances, level, ranges
 
 SENSOR = (0.0, 0.0, 0.0)  # scans are in the sensor's frame
 SMALLEST_SIDE = 0.1  # metres; a pole seen as one line of points still has an area
@@ -104,7 +104,7 @@ class ScanPipeline:
         # 1. finite points, and which of them are in range
         with _timed(timings, "filter"):
             points, intensity, dropped = _finite(points, intensity)
-            distance = np.linalg.norm(points, axis=1)
+            distance = ranges(points)
             limits = self.config.range
             near = np.flatnonzero((distance >= limits.min) & (distance <= limits.max))
             upright = level(points[near], self.config.ground)

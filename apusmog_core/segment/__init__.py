@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 
 from ..config import ClusterConfig, GroundConfig
-from .cluster import find_instances
+from .cluster import find_instances, ranges
 from .ground import Ground, level
 
-__all__ = ["Segmenter", "Ground", "level", "find_instances"]
+__all__ = ["Segmenter", "Ground", "level", "find_instances", "ranges"]
 
 
 class Segmenter:
