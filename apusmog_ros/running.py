@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import rclpy
 from rclpy.exceptions import ParameterException
@@ -38,7 +38,8 @@ def run(make_node: Callable, args: list[str] | None = None) -> int:
         if node is not None:
             node.close()
             node.destroy_node()
-        rclpy.try_shutdown()
+        with suppress(RuntimeError):  # Ctrl-C may be doing the same at this moment
+            rclpy.try_shutdown()
     if interrupted:
         _leave()
     return 0

@@ -49,8 +49,6 @@ def main() -> None:
     except Exception:
         if rclpy.ok():  # else Ctrl-C came in the middle of a call
             raise
-    finally:
-        rclpy.try_shutdown()
 
 
 if __name__ == "__main__":
