@@ -85,7 +85,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _ratio(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a ratio above 0")
     return value
@@ -175,7 +178,8 @@ def upsample(args: argparse.Namespace) -> int:
         dense = up.upsample(scan.points, args.ratio, args.keep_input, args.origin)
         write_points(target, dense, _nearest_intensity(scan, dense))
         if len(pairs) == 1:
-            print(f"{target}: {len(scan.points)} points became {len(dense)}")
+            left_out = f" ({scan.dropped} not finite left out)" if scan.dropped else ""
+            print(f"{target}: {len(scan.points)} points{left_out} became {len(dense)}")
     return 1 if failed else 0
 
 
@@ -275,7 +279,7 @@ def train(args: argparse.Namespace) -> None:
     config = with_values(config, dict(map(_assignment, args.set)))
     from apusmog_core.train import train
 
-    train(config, resume=args.resume)
+    print(f"{train(config, resume=args.resume)}: written")
 
 
 def _add_finetune(parser: argparse.ArgumentParser) -> None:
@@ -317,7 +321,10 @@ def finetune(args: argparse.Namespace) -> int:
     if outcome.written:
         print(f"{args.out}: written")
         return 0
-    _say(f"error: {args.out}: not written, the score on held-out scans got worse (see --force)")
+    _say(
+        f"error: {args.out}: not written, the score on held-out scans got worse; try more scans, "
+        "fewer --steps or a lower --rate (--force writes it all the same)"
+    )
     return 1
 
 

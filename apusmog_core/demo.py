@@ -204,6 +204,13 @@ def table(story: Story, diagnostics: dict[str, str]) -> str:
     shown = {name: value for name, value in diagnostics.items() if _of_interest(name)}
     width = max(map(len, shown)) + 2
     lines += ["", *(f"  {name:{width}}{value}" for name, value in shown.items())]
+    if int(diagnostics.get("dropped", 0)):
+        lines += [
+            "",
+            "  dropped: slower than the sensor with every object served; see time_budget_ms",
+        ]
+    if not any(row.instances for row in story.counts):
+        lines += ["", "  no objects found: check ground.sensor_height, cluster.* and range.*"]
     return "\n".join(lines)
 
 

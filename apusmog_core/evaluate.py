@@ -219,7 +219,10 @@ def found_cases(
         if number not in wanted:
             continue
         if scan.ring is None:
-            raise ValueError(f"{scans}: {scan.name} has no ring numbers, so none can be held out")
+            raise ValueError(
+                f"{scans}: {scan.name} has no ring numbers, so none can be held out; record a "
+                "field `ring`, or give a folder of KITTI's files"
+            )
         _, instance = segment(scan.points)
         rays = metrics.MeasuredRays(scan.points)
         for j in range(1, instance.max(initial=0) + 1):

@@ -181,7 +181,10 @@ def objects(scans: str | Path, frames: int) -> Iterator[list[Seen]]:
         if number not in wanted:
             continue
         if scan.ring is None:
-            raise ValueError(f"{scans}: {scan.name} has no ring numbers, so none can be dropped")
+            raise ValueError(
+                f"{scans}: {scan.name} has no ring numbers, so none can be dropped; record a field "
+                "`ring`, or give a folder of KITTI's files"
+            )
         yield _objects_of(scan, segment)
 
 

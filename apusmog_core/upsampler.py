@@ -111,8 +111,8 @@ class Upsampler:
             return None
         if origin is None:
             raise ValueError(
-                "these weights see the cloud from a sensor: pass origin=(x, y, z), "
-                "or load weights for clouds seen from nowhere, such as 'default'"
+                "these weights see the cloud from a sensor: say where it stood, origin=(x, y, z) "
+                "or --origin X Y Z; or use weights for clouds seen from nowhere, such as 'default'"
             )
         eye = np.asarray(origin, np.float64)
         if eye.shape != (3,) or not np.isfinite(eye).all():

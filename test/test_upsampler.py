@@ -118,7 +118,7 @@ def test_bad_ratios_are_refused(up, ratio):
 
 def test_weights_that_see_from_a_sensor_ask_for_it(up):
     if up.config.domain == "sensor":
-        with pytest.raises(ValueError, match="pass origin="):
+        with pytest.raises(ValueError, match="--origin X Y Z"):
             up.upsample(ball(10), 2)
     else:
         assert len(up.upsample(ball(10), 2)) == 20

@@ -40,7 +40,7 @@ def read(name: str | Path) -> dict[str, Any]:
         stored = torch.load(path, map_location="cpu", weights_only=True)
         stored["model"], stored["state"]
     except Exception as error:
-        raise ValueError(f"{path}: not APU-SMOG weights ({error})") from error
+        raise ValueError(f"{path}: not APU-SMOG weights ({type(error).__name__})") from error
     return stored
 
 
