@@ -476,9 +476,8 @@ def _add_rings(parser: argparse.ArgumentParser) -> None:
         "--points",
         type=_count,
         nargs=2,
-        default=(64, 1_000_000),
         metavar=("LEAST", "MOST"),
-        help="measured points of an object that is scored (%(default)s); not with --holdout",
+        help="measured points of an object that is scored (64 and more); not with --holdout",
     )
     _add_scored(parser, "fast")
 
@@ -490,14 +489,15 @@ def evaluate_rings(args: argparse.Namespace) -> None:
     if (args.scans is None) == (args.simulate is None):
         raise ValueError("evaluate rings: give SCANS, or --simulate FRAMES")
     up = None if args.baselines else _load(args)
+    points = args.points or evaluate.SCORED_POINTS
     if args.simulate:
         cases = evaluate.simulated_cases(
-            args.simulate, args.seed, meshes=args.meshes, points=args.points
+            args.simulate, args.seed, meshes=args.meshes, points=points
         )
     elif args.holdout:
         cases = evaluate.ring_cases(args.scans, args.holdout)
     else:
-        cases = evaluate.found_cases(args.scans, args.frames, args.points)
+        cases = evaluate.found_cases(args.scans, args.frames, points)
     rows = evaluate.evaluate_rings(cases, up)
     _print_table(rows)
     _write_results(args.out, rows)

@@ -215,6 +215,18 @@ class ModelConfig:
             raise ValueError("domain 'sensor' needs attention 'local' and output 'pointing'")
 
 
+RAYS = ModelConfig(
+    domain="sensor",
+    learned_weights=True,
+    refinements=0,
+    width=32,
+    neighbours=9,  # the three by three rays around a point
+    encoder_layers=0,
+    encoder_hidden=32,
+    decoder_hidden=64,
+    decoder_layers=1,
+)
+
 PRESETS: dict[str, ModelConfig] = {
     "paper": ModelConfig(
         width=128,
@@ -227,28 +239,8 @@ PRESETS: dict[str, ModelConfig] = {
     "default": ModelConfig(
         width=32, encoder_hidden=32, decoder_hidden=64, refine_neighbours=8, refine_width=16
     ),
-    "lidar": ModelConfig(
-        domain="sensor",
-        learned_weights=True,
-        refinements=0,
-        width=32,
-        neighbours=9,  # the three by three rays around a point
-        encoder_layers=0,
-        encoder_hidden=32,
-        decoder_hidden=64,
-        decoder_layers=1,
-    ),
-    "fast": ModelConfig(
-        domain="sensor",
-        learned_weights=True,
-        refinements=0,
-        width=16,
-        neighbours=9,
-        encoder_layers=0,
-        encoder_hidden=16,
-        decoder_hidden=32,
-        decoder_layers=1,
-    ),
+    "lidar": RAYS,
+    "fast": dataclasses.replace(RAYS, width=16, encoder_hidden=16, decoder_hidden=32),
 }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from apusmog_core import baselines, metrics
 
 if TYPE_CHECKING:
     from apusmog_core.config import TrainConfig
+    from apusmog_core.data import Scan
     from apusmog_core.data.pugan import Shape
     from apusmog_core.upsampler import Upsampler
 
@@ -202,20 +203,16 @@ def roughness(points: np.ndarray, ring: np.ndarray) -> float:
     return float(np.median(bends)) if len(bends) else 0.0
 
 
-def found_cases(
-    scans: str | Path,
-    frames: int = 20,
-    points: Sequence[int] = SCORED_POINTS,
-    max_range: float = 45.0,
-) -> list[RingCase]:
-    """Objects that segmentation finds in at most `frames` scans, spread over all there are."""
-    from apusmog_core.data import open_scans
-    from apusmog_core.segment import Segmenter
+def scans_with_rings(scans: str | Path, frames: int) -> Iterator[Scan]:
+    """At most `frames` scans, spread over all there are; ValueError where one has no rings."""
+    from tqdm import tqdm
 
-    opened, segment = open_scans(scans), Segmenter()
+    from apusmog_core.data import open_scans
+
+    opened = open_scans(scans)
     wanted = set(np.linspace(0, len(opened) - 1, min(frames, len(opened))).round().astype(int))
-    cases = []
-    for number, scan in enumerate(opened):
+    bar = tqdm(opened, desc="finding objects", unit="scan", disable=None)
+    for number, scan in enumerate(bar):
         if number not in wanted:
             continue
         if scan.ring is None:
@@ -223,6 +220,21 @@ def found_cases(
                 f"{scans}: {scan.name} has no ring numbers, so none can be held out; record a "
                 "field `ring`, or give a folder of KITTI's files"
             )
+        yield scan
+
+
+def found_cases(
+    scans: str | Path,
+    frames: int = 20,
+    points: Sequence[int] = SCORED_POINTS,
+    max_range: float = 45.0,
+) -> list[RingCase]:
+    """Objects that segmentation finds in at most `frames` scans, spread over all there are."""
+    from apusmog_core.segment import Segmenter
+
+    segment = Segmenter()
+    cases = []
+    for scan in scans_with_rings(scans, frames):
         _, instance = segment(scan.points)
         rays = metrics.MeasuredRays(scan.points)
         for j in range(1, instance.max(initial=0) + 1):
@@ -257,9 +269,8 @@ def simulated_cases(
         rays = metrics.MeasuredRays(turn.points)
         for instance, placed in enumerate(scene.objects, start=1):
             index = np.flatnonzero(turn.instance == instance)
-            if not points[0] <= len(index) <= points[1]:
-                continue
-            if placed.name == "building":  # larger than any cluster
+            large = placed.name == "building"  # larger than any cluster
+            if large or not points[0] <= len(index) <= points[1]:
                 continue
             case = ring_case(
                 turn.points[index],

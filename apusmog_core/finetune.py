@@ -13,7 +13,7 @@ from scipy.spatial import cKDTree
 
 from . import evaluate, weights
 from .config import ModelConfig, TrainConfig, from_dict, parse_device
-from .data import Scan, open_scans
+from .data import Scan
 from .data.scans import PROBE_REACH, PROBES, RaySample, RaySamples, azimuth_window, ray_sample
 from .model import ApuSmog
 from .rays import RayGrid, ray_grid, wrap
@@ -23,8 +23,7 @@ from .upsampler import Upsampler
 
 ORIGIN = np.zeros(3)  # scans are in the sensor's frame
 RANGE = (3.0, 60.0)  # metres: objects to learn from
-SCORED_RANGE = 45.0  # metres, and
-SCORED_POINTS = 64  # fewest of an object that is scored, as in `evaluate rings`
+SCORED_RANGE = 45.0  # metres
 FEWEST = 8  # points of a training sample
 STRIDES = (2, 2, 2, 3)  # every how many rings are kept
 DRAWS = 2  # samples of each object, which differ in the rings kept
@@ -172,19 +171,8 @@ def prepare(
 
 def objects(scans: str | Path, frames: int) -> Iterator[list[Seen]]:
     """The objects of at most `frames` scans, spread over all there are, scan by scan."""
-    from tqdm import tqdm
-
-    opened, segment = open_scans(scans), Segmenter()
-    wanted = set(np.linspace(0, len(opened) - 1, min(frames, len(opened))).round().astype(int))
-    bar = tqdm(opened, desc="finding objects", unit="scan", disable=None)
-    for number, scan in enumerate(bar):
-        if number not in wanted:
-            continue
-        if scan.ring is None:
-            raise ValueError(
-                f"{scans}: {scan.name} has no ring numbers, so none can be dropped; record a field "
-                "`ring`, or give a folder of KITTI's files"
-            )
+    segment = Segmenter()
+    for scan in evaluate.scans_with_rings(scans, frames):
         yield _objects_of(scan, segment)
 
 
@@ -202,7 +190,7 @@ def _objects_of(scan: Scan, segment: Segmenter) -> list[Seen]:
 
 def ring_case(seen: Seen) -> evaluate.RingCase | None:
     """The hold-out case of an object, or None where it is too small or too far to be scored."""
-    if len(seen.points) < SCORED_POINTS or seen.range >= SCORED_RANGE:
+    if len(seen.points) < evaluate.SCORED_POINTS[0] or seen.range >= SCORED_RANGE:
         return None
     surface = evaluate.roughness(seen.points, seen.ring) < evaluate.SURFACE_ROUGHNESS
     return evaluate.ring_case(

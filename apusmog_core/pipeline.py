@@ -12,7 +12,7 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from .config import PipelineConfig
-from .segment import Ground, find_instances, level, ranges
+from .segment import Ground, find_instances, level, ranges, rows_by_label
 
 SENSOR = (0.0, 0.0, 0.0)  # scans are in the sensor's frame
 SMALLEST_SIDE = 0.1  # metres; a pole seen as one line of points still has an area
@@ -38,8 +38,7 @@ class Segments:
 
     def instances(self) -> list[np.ndarray]:
         """Indices of each instance's points, by its number."""
-        order = np.argsort(self.instance, kind="stable")
-        return np.split(order, np.cumsum(np.bincount(self.instance)))[1:-1]
+        return rows_by_label(self.instance)[1:]
 
 
 @dataclass(frozen=True, eq=False)

@@ -167,7 +167,7 @@ def confidence(
 
 
 def seen_elevations(grid: np.ndarray, grids: list[RayGrid], sizes: np.ndarray) -> np.ndarray:
-    """Lowest and highest elevation (clouds, 2) that a ray of each cloud can have, radians.
+    """Lowest and highest elevation (clouds, 2) that a ray of each cloud can have, in its steps.
 
     No ring looks beyond those that measured something at about the same range: the rings of some
     sensors do not leave from one point, so that their elevations drift with the range.
@@ -177,8 +177,8 @@ def seen_elevations(grid: np.ndarray, grids: list[RayGrid], sizes: np.ndarray) -
     low, high = (f.reduceat(grid[:, 1], starts) * step for f in (np.minimum, np.maximum))
     reach = np.add.reduceat(grid[:, 2], starts) / sizes * step  # ln of metres
     alike = np.abs(reach[:, None] - reach) < np.log(ALIKE)
-    lowest = np.where(alike, low, np.inf).min(axis=1) - SLACK * step
-    highest = np.where(alike, high, -np.inf).max(axis=1) + SLACK * step
+    lowest = np.where(alike, low, np.inf).min(axis=1) / step - SLACK
+    highest = np.where(alike, high, -np.inf).max(axis=1) / step + SLACK
     return np.stack((lowest, highest), axis=1)
 
 

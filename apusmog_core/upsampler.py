@@ -181,7 +181,7 @@ class Upsampler:
         near = ray_neighbours(grid, sizes, self.config.neighbours)
         centre = (np.add.reduceat(grid, np.cumsum(sizes) - sizes) / sizes[:, None])[cloud]
         local = (grid - centre).astype(np.float32)
-        low, high = (limits / np.array([[g.step_elevation] for g in grids])).T
+        low, high = limits.T
         points, index, context = (
             torch.from_numpy(a)[None].to(self.device)
             for a in (local, near, grid_context(grids, grid, sizes))

@@ -268,7 +268,7 @@ def _ms_since(started: float) -> float:
 
 def main(args: list[str] | None = None) -> None:
     """Run the node until Ctrl-C."""
-    # one core stays free for segmenting the next scan, messages and parameters
+    # a part of the network's work for each core; the system shares them with the other threads
     torch.set_num_threads(os.cpu_count() or 2)
     sys.exit(run(UpsampleNode, args))
 

@@ -74,7 +74,8 @@ def test_no_ray_looks_over_the_highest_ring_of_things_as_far_away():
     low, high, far = wall(rings=3), wall(rings=6), wall(rings=9, reach=60.0)
     grids, coordinates = scan_grids([low, high, far], np.zeros(3))
     sizes = np.array([len(low), len(high), len(far)])
-    limits = np.degrees(seen_elevations(coordinates, grids, sizes)) - np.degrees(-0.1)
+    steps = np.array([[grid.step_elevation] for grid in grids])
+    limits = np.degrees(seen_elevations(coordinates, grids, sizes) * steps) - np.degrees(-0.1)
     assert limits[:, 1] == pytest.approx([4.2, 4.2, 6.6], abs=0.05)  # 0.8 a ring, and 0.2 more
     assert limits[:, 0] == pytest.approx([-0.2, -0.2, -0.2], abs=0.05)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..config import ClusterConfig
 from ..rays import RayGrid, grid_context, ray_neighbours, scan_grids, wrap
-from ..segment.cluster import components
+from ..segment.cluster import components, rows_by_label
 
 if TYPE_CHECKING:
     from ..simulate import Scene, Sensor
@@ -80,10 +80,7 @@ def clusters(points: np.ndarray, usable: np.ndarray) -> list[np.ndarray]:
     """Rows of points (n, 3) in each cluster of the usable ones."""
     if len(usable) == 0:
         return []
-    label = components(points[usable], ClusterConfig())
-    order = np.argsort(label, kind="stable")
-    cuts = np.flatnonzero(np.diff(label[order])) + 1
-    return np.split(usable[order], cuts)
+    return [usable[rows] for rows in rows_by_label(components(points[usable], ClusterConfig()))]
 
 
 @dataclass

@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 
 from ..config import ClusterConfig, GroundConfig
-from .cluster import find_instances, ranges
+from .cluster import find_instances, ranges, rows_by_label
 from .ground import Ground, level
 
-__all__ = ["Segmenter", "Ground", "level", "find_instances", "ranges"]
+__all__ = ["Segmenter", "Ground", "level", "find_instances", "ranges", "rows_by_label"]
 
 
 class Segmenter:

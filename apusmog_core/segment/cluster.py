@@ -69,6 +69,12 @@ def components(points: np.ndarray, config: ClusterConfig) -> np.ndarray:
     return connected_components(graph, directed=False)[1][inverse]
 
 
+def rows_by_label(labels: np.ndarray) -> list[np.ndarray]:
+    """Rows of each label from 0 to the greatest, in their order."""
+    order = np.argsort(labels, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(labels)))[:-1]
+
+
 def _cells(column: np.ndarray, edge) -> np.ndarray:
     """Number of the cell (n,) of each value, from zero; a column of its own is quicker."""
     column = np.ascontiguousarray(column)
