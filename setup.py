@@ -48,6 +48,7 @@ setup(
         "numpy>=1.24",
         "scipy>=1.10",
         "torch>=2.2",
+        "numba>=0.59",
         "fpsample>=0.3.3,<1",  # 1.0 chooses the same points but has no wheels
         "pyyaml>=6.0",
         "rosbags>=0.10",

@@ -19,7 +19,7 @@ from .mesh import reconstruct
 from .metrics import distance_to_mesh, mesh_surface
 from .metrics import nearest as distance_to
 from .model.smog import Mixture
-from .rays import RayGrid, grid_context, ray_neighbours, ray_tree, scan_grids, wrap
+from .rays import RayGrid, grid_context, ray_neighbours, scan_grids, wrap
 from .simulate import Placed, Scene, Sensor, scan, visible_surface
 from .upsampler import CHUNK, Upsampler
 from .view import Camera, aim, beside, look_at
@@ -379,7 +379,7 @@ def _ask(
     sizes = np.array([len(rays)])
     local = (rays - rays.mean(axis=0)).astype(np.float32)
     near = ray_neighbours(rays, sizes, up.config.neighbours)
-    anchor = ray_tree(rays[:, :2]).query(asked)[1]  # (h, w)
+    anchor = nearest(rays[:, :2], 1, asked.reshape(-1, 2)).reshape(asked.shape[:2])  # (h, w)
     steps = (asked - rays[anchor, :2]).astype(np.float32)  # (h, w, 2)
     queries = steps.reshape(1, -1, 1, 2)
     arrays = (local[None], near[None], grid_context([grid], rays, sizes)[None], queries)

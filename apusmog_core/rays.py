@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.spatial import cKDTree
+
+from .cells import nearest_rays
+from .jit import machine_code
 
 # --- coordinates ----------------------------------------------------------------------------------
 
@@ -36,13 +37,30 @@ class RayGrid:
 
     def to_points(self, grid: np.ndarray) -> np.ndarray:
         """Grid coordinates (n, 3) -> Cartesian (n, 3)."""
-        azimuth = grid[:, 0] * self.step_azimuth + self.forward
-        elevation = grid[:, 1] * self.step_elevation
-        reach = np.exp(grid[:, 2] * self.step_elevation)
-        level = reach * np.cos(elevation)
-        return self.origin + np.stack(
-            (level * np.cos(azimuth), level * np.sin(azimuth), reach * np.sin(elevation)), axis=1
-        )
+        return to_points([self], grid, np.array([len(grid)]))
+
+
+def to_points(grids: Sequence[RayGrid], coordinates: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Coordinates (n, 3) of all grids, sizes[i] of grid i -> Cartesian (n, 3)."""
+    values = np.array([(g.step_azimuth, g.step_elevation, g.forward, *g.origin) for g in grids])
+    return _to_points(values.reshape(-1, 6), coordinates, np.asarray(sizes))
+
+
+@machine_code
+def _to_points(values, coordinates, sizes):
+    points = np.empty((len(coordinates), 3))
+    end = 0
+    for grid, size in enumerate(sizes):
+        along, up, forward, x, y, z = values[grid]
+        start, end = end, end + size
+        for i in range(start, end):
+            azimuth, elevation = coordinates[i, 0] * along + forward, coordinates[i, 1] * up
+            reach = np.exp(coordinates[i, 2] * up)
+            level = reach * np.cos(elevation)
+            points[i, 0] = x + level * np.cos(azimuth)
+            points[i, 1] = y + level * np.sin(azimuth)
+            points[i, 2] = z + reach * np.sin(elevation)
+    return points
 
 
 def wrap(angle: np.ndarray) -> np.ndarray:
@@ -59,7 +77,8 @@ def polar(points: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 RING_JITTER = np.radians(0.1)  # points closer than this in elevation are on one ring
 DEFAULT_STEPS = (np.radians(0.17), np.radians(0.42))  # an HDL-64E at 10 Hz
-WITNESSES = 24  # points of each cloud that are asked for their neighbours
+WITNESSES, WITNESS_SEES = 24, 24  # points of each cloud that are asked for their neighbours
+SAME_RAY = 1e-5  # radians
 
 
 def scan_grids(clouds: Sequence[np.ndarray], origin) -> tuple[list[RayGrid], np.ndarray]:
@@ -77,7 +96,7 @@ def scan_grids(clouds: Sequence[np.ndarray], origin) -> tuple[list[RayGrid], np.
         np.add.reduceat(np.sin(azimuth), starts), np.add.reduceat(np.cos(azimuth), starts)
     )
     azimuth = wrap(azimuth - forward[cloud])
-    steps = _measure_steps(azimuth, elevation, cloud, sizes)
+    steps = _measure_steps(azimuth, elevation, sizes)
     for column, fallback in zip(steps.T, DEFAULT_STEPS, strict=True):
         known = column[np.isfinite(column)]
         column[~np.isfinite(column)] = np.median(known) if len(known) else fallback
@@ -93,40 +112,48 @@ def ray_grid(points: np.ndarray, origin) -> RayGrid:
     return scan_grids([points], origin)[0][0]
 
 
-def _measure_steps(azimuth, elevation, cloud, sizes) -> np.ndarray:
+@machine_code
+def _measure_steps(azimuth, elevation, sizes):
     """Typical steps (clouds, 2) along a ring and between rings, radians; nan: cannot be seen."""
-    apart = np.stack((azimuth + 10.0 * cloud, elevation), axis=1)
-    starts = np.cumsum(sizes) - sizes
-    spread = (np.arange(WITNESSES) + 0.5) / WITNESSES
-    asked = (starts[:, None] + np.minimum(spread * sizes[:, None], sizes[:, None] - 1)).astype(int)
-    k = min(24, len(apart))
-    _, index = ray_tree(apart).query(apart[asked.ravel()], k=np.arange(1, k + 1))
-    own = cloud[index] == cloud[asked].reshape(-1, 1)
-    across = np.abs(azimuth[index] - azimuth[asked].reshape(-1, 1))
-    up = np.abs(elevation[index] - elevation[asked].reshape(-1, 1))
-    same_ring = up < RING_JITTER
-    along = np.where(own & same_ring & (across > 1e-5), across, np.nan)
-    between = np.where(own & ~same_ring, up, np.nan)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # all-nan rows are what nan says
-        nearest_steps = [np.nanmin(s, axis=1).reshape(len(sizes), -1) for s in (along, between)]
-        return np.stack([np.nanmedian(s, axis=1) for s in nearest_steps], axis=1)
+    steps = np.full((len(sizes), 2), np.nan)
+    found = np.empty((2, WITNESSES))
+    begin = 0
+    for cloud, size in enumerate(sizes):
+        count = np.zeros(2, np.int64)
+        for witness in range(WITNESSES):
+            i = begin + min(int((witness + 0.5) / WITNESSES * size), size - 1)
+            along, between = _nearest_steps(azimuth, elevation, i, begin, begin + size)
+            for axis, step in enumerate((along, between)):
+                if step < np.inf:
+                    found[axis, count[axis]] = step
+                    count[axis] += 1
+        for axis in range(2):
+            if count[axis]:
+                steps[cloud, axis] = np.median(found[axis, : count[axis]])
+        begin += size
+    return steps
 
 
-def ray_tree(rays: np.ndarray) -> cKDTree:
-    """A tree that is quick to build: rays are spread evenly, balance gains nothing."""
-    return cKDTree(rays, balanced_tree=False, compact_nodes=False)
+@machine_code
+def _nearest_steps(azimuth, elevation, i, begin, end):
+    """Shortest ways from point i to one on its ring and to another ring, among its neighbours."""
+    across = np.abs(azimuth[begin:end] - azimuth[i])
+    up = np.abs(elevation[begin:end] - elevation[i])
+    square = across**2 + up**2
+    seen = min(WITNESS_SEES, len(square)) - 1
+    farthest = np.partition(square, seen)[seen]
+    along = between = np.inf
+    for j in range(len(square)):
+        if square[j] <= farthest and up[j] >= RING_JITTER:
+            between = min(between, up[j])
+        elif square[j] <= farthest and across[j] > SAME_RAY:
+            along = min(along, across[j])
+    return along, between
 
 
 def ray_neighbours(grid: np.ndarray, sizes: np.ndarray, k: int) -> np.ndarray:
     """Nearest rays (n, k) of the same cloud, whatever their depth, itself first."""
-    cloud = np.repeat(np.arange(len(sizes)), sizes)
-    apart = np.stack((grid[:, 0] + cloud * 1e5, grid[:, 1]), axis=1)
-    k_found = min(k, len(grid))
-    index = ray_tree(apart).query(apart, k=np.arange(1, k_found + 1))[1]
-    index = np.pad(index, ((0, 0), (0, k - k_found)), mode="edge")
-    own = (cloud[index] == cloud[:, None]) & (np.arange(k) < k_found)
-    return np.where(own, index, np.arange(len(grid))[:, None])
+    return nearest_rays(np.ascontiguousarray(grid[:, :2], np.float64), np.asarray(sizes), k)
 
 
 def grid_context(grids: list[RayGrid], coordinates: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -149,6 +176,9 @@ FAR_OFF_METRES, FAR_OFF_STEPS = 0.1, 0.35  # together, the expected error that i
 DENSITY_POWER = 0.2  # how much the mixture has to say beside the decoder
 ALIKE = 1.5  # ratio of ranges at which rings have the same elevations, nearly
 SLACK = 0.25  # ring steps by which a ray may look beyond the highest and lowest ring
+BESIDE = 1.5  # azimuth steps within which points of two rings are partners
+OTHER_RING, NEXT_RING = 0.4, 1.9  # ring steps: more is another ring, more is not the next one
+MOST_RINGS = 1 << 32  # more than a lattice can have
 DEPTH_TOLERANCE = 0.5  # grid steps of depth by which a right answer may be off
 
 
@@ -182,20 +212,27 @@ def seen_elevations(grid: np.ndarray, grids: list[RayGrid], sizes: np.ndarray) -
     return np.stack((lowest, highest), axis=1)
 
 
+@machine_code
 def ring_gaps(grid: np.ndarray, near: np.ndarray) -> np.ndarray:
     """Steps (n, 3) from each point to its partner on the ring above, across and up, and down to
     the ring below; up and down are nan where there is no ring, and then across is zero."""
-    away = grid[near, :2] - grid[:, None, :2]  # (n, k, 2)
-    across, rise = np.abs(away[..., 0]), away[..., 1]
-    beside = across < 1.5
-    above = beside & (rise > 0.4)
-    up = np.where(above, rise, np.inf).min(axis=1)
-    down = np.where(beside & (rise < -0.4), -rise, np.inf).min(axis=1)
-    next_ring = above & (rise < up[:, None] + 0.4)
-    partner = np.where(next_ring, across, np.inf).argmin(axis=1)
-    aside = np.where(up < 1.9, away[np.arange(len(grid)), partner, 0], 0.0)
-    up, down = (np.where(gap < 1.9, gap, np.nan) for gap in (up, down))
-    return np.stack((aside, up, down), axis=1).astype(np.float32)
+    gaps = np.empty((len(grid), 3), np.float32)
+    for i in range(len(grid)):
+        up = down = np.inf
+        for j in near[i]:
+            rise = grid[j, 1] - grid[i, 1]
+            if abs(grid[j, 0] - grid[i, 0]) < BESIDE and abs(rise) > OTHER_RING:
+                up, down = (min(up, rise), down) if rise > 0 else (up, min(down, -rise))
+        aside = np.inf
+        for j in near[i]:
+            across, rise = grid[j, 0] - grid[i, 0], grid[j, 1] - grid[i, 1]
+            above = rise > OTHER_RING and rise < up + OTHER_RING
+            if above and abs(across) < min(BESIDE, abs(aside)):
+                aside = across
+        gaps[i, 0] = aside if up < NEXT_RING else 0.0
+        gaps[i, 1] = up if up < NEXT_RING else np.nan
+        gaps[i, 2] = down if down < NEXT_RING else np.nan
+    return gaps
 
 
 def lattice(grid: RayGrid, ratio: float) -> tuple[int, int]:
@@ -217,29 +254,30 @@ def lattice_rays(
 
     A point looks after the gap above it, and after the gap below where it is the lowest. Tier 0 is
     on the way from measured points to their partners above (the columns of two rings are seldom
-    the same), tier 1 between these columns; -1 marks rays that are not there.
+    the same), tier 1 between these columns.
     """
-    across, rings = levels.max(axis=0)
-    x, y = (a.ravel() for a in np.meshgrid(np.arange(float(across)), np.arange(rings)))
     own = 1 if keep_input else 0  # the ray of the point itself is the first
     above = np.nan_to_num(gaps[:, 1], nan=1.0)
-    # last, beside the points themselves: for lattices of one column, where the rest is unlikely
-    beside = [0.5] if (levels[:, 0] == 1).any() else []
-    upward = (np.append(x[own:], beside), np.append(y[own:], np.zeros(len(beside))))
-    yield _rays_of(np.arange(len(gaps)), gaps[:, 0], above, levels, *upward)
-    lowest = np.flatnonzero(np.isnan(gaps[:, 2]))
-    if len(lowest):
-        straight, down = np.zeros(len(lowest)), np.full(len(lowest), -1.0)
-        yield _rays_of(lowest, straight, down, levels, x[across:], y[across:])
+    no_ring_below = np.isnan(gaps[:, 2])
+    size = levels[:, 0] * MOST_RINGS + levels[:, 1]
+    for across, rings in (divmod(n, MOST_RINGS) for n in np.unique(size).tolist()):
+        x, y = (a.ravel() for a in np.meshgrid(np.arange(across), np.arange(rings)))
+        x, way = x / across, y / rings
+        # last, beside the points themselves: for lattices of one column, where the rest is unlikely
+        beside = [0.5] if across == 1 else []
+        anchors = np.flatnonzero(size == across * MOST_RINGS + rings)
+        upward = (np.append(x[own:], beside), np.append(way[own:], np.zeros(len(beside))))
+        yield anchors, *_rays_of(gaps[anchors, 0], above[anchors], *upward)
+        lowest = anchors[no_ring_below[anchors]]
+        if len(lowest):
+            straight, down = np.zeros(len(lowest)), np.full(len(lowest), -1.0)
+            yield lowest, *_rays_of(straight, down, x[across:], way[across:])
 
 
-def _rays_of(anchors, aside, gap, levels, x, y) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Anchors, rays and tiers of columns x and rings y (s,) of the lattice of each anchor."""
-    across, rings = levels[anchors, :1], levels[anchors, 1:]
-    way = y / rings
-    rays = np.stack((x / across + aside[:, None] * way, gap[:, None] * way), axis=-1)
-    there = (x < across) & (y < rings) & ((x % 1 == 0) | (across == 1))
-    return anchors, rays.astype(np.float32), np.where(there, (x > 0).astype(np.int64), -1)
+def _rays_of(aside, gap, x, way) -> tuple[np.ndarray, np.ndarray]:
+    """Rays (a, s, 2) and tiers (a, s) at x (s,) of an azimuth step, part of the `way` (s,) up."""
+    rays = np.stack((x + aside[:, None] * way, gap[:, None] * way), axis=-1)
+    return rays.astype(np.float32), np.broadcast_to((x > 0).astype(np.int64), rays.shape[:2])
 
 
 def best_of_each(

@@ -15,6 +15,7 @@ from scipy.spatial import cKDTree
 from .config import parse_device
 from .geometry import farthest, geodesic_patches, nearest
 from .model import ApuSmog
+from .model.compiled import CompiledApuSmog, supports
 from .rays import (
     DOUBT,
     best_of_each,
@@ -26,6 +27,7 @@ from .rays import (
     ring_gaps,
     scan_grids,
     seen_elevations,
+    to_points,
 )
 from .weights import load_network
 
@@ -49,11 +51,15 @@ class Upsampler:
         seed: int = 0,
         precision: str = "float32",
     ):
-        self.network = network.eval().requires_grad_(False).to(device)
         self.config = network.config
-        self.device = torch.device(device)
         self.seed = seed
         self.dtype = getattr(torch, precision)
+        self._place(network.eval().requires_grad_(False), torch.device(device))
+
+    def _place(self, network: ApuSmog, device: torch.device) -> None:
+        self.network, self.device = network.to(device), device
+        plain = device.type == "cpu" and self.dtype == torch.float32 and supports(network)
+        self._caster = CompiledApuSmog(self.network) if plain else self.network
 
     @classmethod
     def load(
@@ -138,8 +144,7 @@ class Upsampler:
             first = self._grow(clouds[:half], counts[:half], keep_input, eye)
             return first + self._grow(clouds[half:], counts[half:], keep_input, eye)
         warnings.warn("CUDA out of memory: on the CPU from now on", stacklevel=2)
-        self.device = torch.device("cpu")
-        self.network.to(self.device)
+        self._place(self.network, torch.device("cpu"))
         return self._grow(clouds, counts, keep_input, eye)
 
     # --- clouds seen by a sensor ---
@@ -164,12 +169,10 @@ class Upsampler:
         found, sure, tier, owner = (column[order] for column in columns)
         new = np.array(counts) - (sizes if keep_input else 0)
         rows = best_of_each(owner, sure, tier, new, self.seed)
-        starts = np.concatenate(([0], np.cumsum(new)))
-        results = []
-        for i, points in enumerate(clouds):
-            dense = grids[i].to_points(found[rows[starts[i] : starts[i + 1]]])
-            results.append(np.concatenate((points, dense)) if keep_input else dense)
-        return results
+        dense = np.split(to_points(grids, found[rows], new), np.cumsum(new)[:-1])
+        if not keep_input:
+            return dense
+        return [np.concatenate(pair) for pair in zip(clouds, dense, strict=True)]
 
     def _threads(self) -> int:
         """A core for each part of the work is worth more than all cores for each operation."""
@@ -188,22 +191,20 @@ class Upsampler:
         )
         results = []
         with torch.inference_mode(), self._autocast():
-            encoded = self.network.encode(points, index, context, CHUNK)
-            mixture = self.network.mixture(encoded)
+            encoded = self._caster.encode(points, index, context, CHUNK)
+            mixture = self._caster.mixture(encoded)
             gaps = ring_gaps(local, near)
             for anchors, rays, tier in lattice_rays(gaps, levels[cloud], keep_input):
                 chosen = torch.from_numpy(anchors).to(self.device)
                 queries = torch.from_numpy(rays)[None].to(self.device)
-                out = self.network.decode_at(encoded, queries, chosen, CHUNK // 2)
+                out = self._caster.decode_at(encoded, queries, chosen, CHUNK // 2)
                 likely = mixture.own_density(queries, chosen).flatten(1)
                 gap = context[:, chosen, 0].exp().repeat_interleave(rays.shape[1], dim=1)
                 sure = confidence(out.hit, out.log_scale, likely, gap).float().cpu().numpy()[0]
-                valid = (tier >= 0).ravel()
-                anchor = np.repeat(anchors, rays.shape[1])[valid]
-                found = out.coarse[0].float().cpu().numpy()[valid] + centre[anchor]
-                owner, sure = cloud[anchor], sure[valid]
+                anchor = np.repeat(anchors, rays.shape[1])
+                found, owner = out.coarse[0].float().cpu().numpy() + centre[anchor], cloud[anchor]
                 sure[(found[:, 1] < low[owner]) | (found[:, 1] > high[owner])] *= DOUBT
-                results.append((found, sure, tier.ravel()[valid], owner))
+                results.append((found, sure, tier.ravel(), owner))
         return (np.concatenate(column) for column in zip(*results, strict=True))
 
     # --- clouds seen from nowhere ---

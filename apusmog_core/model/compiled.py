@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sensor's network as machine code for CPUs: what `network.py` does, 64 anchors at a time.
+
+PyTorch spends most of its time on a network this small between operations. Here a block of anchors
+stays in the cache from its coordinates to its answers. Arrays are (channels, LANES), so that one
+instruction serves the same channel of several anchors; weights are padded to suit `linear`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..jit import machine_code
+from .network import SENSOR_CONTEXT, ApuSmog, Decoded, Encoded
+
+LANES = 64  # anchors that are worked on at once
+
+
+class Linear(NamedTuple):
+    weight: np.ndarray  # (outputs, inputs), padded to multiples of two and four
+    bias: np.ndarray  # (outputs,)
+
+
+class EncoderWeights(NamedTuple):
+    """Eq. (1), where a point knows its neighbours by position alone, and what it then tells."""
+
+    query: Linear  # beta - psi
+    value: Linear  # alpha
+    position: tuple[Linear, Linear]  # eta
+    gamma: tuple[Linear, Linear]
+    told: Linear
+
+
+class LayerWeights(NamedTuple):
+    query: Linear  # with the norm before it and the scale of the scores
+    out: Linear
+    feed: tuple[Linear, Linear]  # with the norm before it
+
+
+class DecoderWeights(NamedTuple):
+    position: tuple[Linear, Linear]  # of the tokens
+    code: Linear  # Fourier
+    layers: tuple[LayerWeights, ...]
+    query: Linear  # of the pointing head, with the norm before it and the scale
+    offset: Linear
+    sharpness: float
+
+
+def supports(network: ApuSmog) -> bool:
+    return network.config.domain == "sensor" and not len(network.encoder)
+
+
+class CompiledApuSmog:
+    """Stands in for an `ApuSmog` on the sensor's sphere where nothing is to be learned."""
+
+    def __init__(self, network: ApuSmog):
+        if not supports(network):
+            raise ValueError("only networks of the sensor's domain, without encoder layers")
+        self.network, self.mixture = network, network.mixture
+        self._encoder, self._decoder = encoder_weights(network), decoder_weights(network)
+        self._compile()
+
+    def _compile(self) -> None:
+        """One point and one ray, so that the first scan does not wait for the compiler."""
+        points, context = torch.zeros(1, 1, 3), torch.zeros(1, 1, SENSOR_CONTEXT)
+        near = torch.zeros(1, 1, self.network.config.neighbours, dtype=torch.int64)
+        self.decode_at(self.encode(points, near, context), torch.zeros(1, 1, 1, 2), near[0, 0, :1])
+
+    def encode(self, points: Tensor, neighbours: Tensor, context: Tensor, chunk: int = 0):
+        """As `ApuSmog.encode`, for one patch: points (1, N, 3), neighbours (1, N, k)."""
+        flat = points[0].numpy()
+        offsets = relative(flat, neighbours[0].numpy())
+        width = self.network.config.width
+        features, told = (np.empty((len(flat), width), np.float32) for _ in range(2))
+        _encode(self._encoder, offsets, context[0].numpy(), features, told)
+        features, told, offsets = (torch.from_numpy(a)[None] for a in (features, told, offsets))
+        return Encoded(points, None, neighbours, offsets, features, features, told)
+
+    def decode_at(self, encoded: Encoded, samples: Tensor, anchors: Tensor, chunk: int = 0):
+        """As `ApuSmog.decode_at`, for one patch: samples (1, K, s, 2) of anchors (K,)."""
+        tensors = (encoded.offsets, encoded.neighbours, encoded.memory, encoded.told)
+        given = [t[0].numpy() for t in tensors]
+        rays, chosen = samples[0].numpy(), anchors.numpy()
+        answers = np.empty((*rays.shape[:2], 3), np.float32)
+        _decode(self._decoder, *given, rays, chosen, answers)
+        depth, log_scale, hit = torch.from_numpy(answers).unbind(-1)
+        own = encoded.points[0, anchors][:, None]
+        coarse = torch.cat((own[..., :2] + samples[0], own[..., 2:] + depth[..., None]), dim=-1)
+        coarse = coarse.flatten(0, 1)[None]
+        return Decoded(coarse, coarse, log_scale.flatten()[None], hit.flatten()[None])
+
+
+# --- weights -------------------------------------------------------------------------------------
+
+
+def encoder_weights(network: ApuSmog) -> EncoderWeights:
+    layer = network.extract
+    query = pack(layer.beta.weight - layer.psi.weight, layer.beta.bias - layer.psi.bias)
+    return EncoderWeights(
+        query,
+        pack_linear(layer.alpha),
+        pack_mlp(layer.eta),
+        pack_mlp(layer.gamma),
+        pack_linear(network.tokens.feature),
+    )
+
+
+def decoder_weights(network: ApuSmog) -> DecoderWeights:
+    head = network.head
+    return DecoderWeights(
+        pack_mlp(network.tokens.position),
+        pack_linear(network.query.project),
+        tuple(layer_weights(layer) for layer in network.decoder),
+        pack_linear(head.query, network.norm, head.scale),
+        pack_linear(head.offset, network.norm),
+        float(network.prior_sharpness.abs()),
+    )
+
+
+def layer_weights(layer: nn.Module) -> LayerWeights:
+    query = pack_linear(layer.cross.query, layer.norm1, layer.cross.scale)
+    return LayerWeights(query, pack_linear(layer.cross.out), pack_mlp(layer.feed, layer.norm2))
+
+
+def pack_mlp(mlp: nn.Sequential, norm: nn.LayerNorm | None = None) -> tuple[Linear, Linear]:
+    return pack_linear(mlp[0], norm), pack_linear(mlp[2])
+
+
+def pack_linear(layer: nn.Linear, norm: nn.LayerNorm | None = None, scale: float = 1.0) -> Linear:
+    """The layer with gain and shift of the norm before it, and a factor after it, in one."""
+    weight, bias = layer.weight, layer.bias
+    if norm is not None:
+        weight, bias = weight * norm.weight, bias + weight @ norm.bias
+    return pack(scale * weight, scale * bias)
+
+
+def pack(weight: Tensor, bias: Tensor) -> Linear:
+    outputs, inputs = weight.shape
+    padded = nn.functional.pad(weight.detach(), (0, -inputs % 4, 0, -outputs % 2))
+    return Linear(
+        padded.contiguous().numpy(), nn.functional.pad(bias.detach(), (0, -outputs % 2)).numpy()
+    )
+
+
+# --- arithmetic on blocks (channels, LANES) ------------------------------------------------------
+
+
+@machine_code
+def block(channels):
+    return np.zeros((channels, LANES), np.float32)
+
+
+@machine_code
+def linear(layer, x, y):
+    """y = W x + b; two outputs and four inputs at a time keep the processor's units busy."""
+    weight, bias = layer.weight, layer.bias
+    for o in range(0, weight.shape[0], 2):
+        for lane in range(LANES):
+            y[o, lane] = bias[o]
+            y[o + 1, lane] = bias[o + 1]
+        for i in range(0, weight.shape[1], 4):
+            a0, a1, a2, a3 = weight[o, i], weight[o, i + 1], weight[o, i + 2], weight[o, i + 3]
+            b0, b1 = weight[o + 1, i], weight[o + 1, i + 1]
+            b2, b3 = weight[o + 1, i + 2], weight[o + 1, i + 3]
+            for lane in range(LANES):
+                x0, x1, x2, x3 = x[i, lane], x[i + 1, lane], x[i + 2, lane], x[i + 3, lane]
+                y[o, lane] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+                y[o + 1, lane] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
+
+
+@machine_code
+def perceptron(layers, x, hidden, y):
+    linear(layers[0], x, hidden)
+    for c in range(layers[0].weight.shape[0]):
+        for lane in range(LANES):
+            hidden[c, lane] = max(hidden[c, lane], np.float32(0))
+    linear(layers[1], hidden, y)
+
+
+@machine_code
+def add(x, y):
+    """x += y, for the channels of x."""
+    for c in range(x.shape[0]):
+        for lane in range(LANES):
+            x[c, lane] += y[c, lane]
+
+
+@machine_code
+def normalise(x, y):
+    """Layer norm without gain and shift."""
+    width = x.shape[0]
+    share = np.float32(1 / width)
+    mean, scale = np.zeros(LANES, np.float32), np.zeros(LANES, np.float32)
+    for c in range(width):
+        for lane in range(LANES):
+            mean[lane] += share * x[c, lane]
+            scale[lane] += share * x[c, lane] * x[c, lane]
+    for lane in range(LANES):
+        variance = scale[lane] - mean[lane] * mean[lane]
+        scale[lane] = np.float32(1) / np.sqrt(max(variance, np.float32(0)) + np.float32(1e-5))
+    for c in range(width):
+        for lane in range(LANES):
+            y[c, lane] = (x[c, lane] - mean[lane]) * scale[lane]
+
+
+@machine_code
+def exponential(x):
+    """e^x for x <= 0 without a branch or a call, so that it is done for many at once."""
+    x = max(x, np.float32(-80)) * np.float32(1 / 64)
+    p = np.float32(1 / 720) * x + np.float32(1 / 120)
+    p = p * x + np.float32(1 / 24)
+    p = p * x + np.float32(1 / 6)
+    p = p * x + np.float32(0.5)
+    p = p * x + np.float32(1)
+    p = p * x + np.float32(1)
+    p = p * p
+    p = p * p
+    p = p * p
+    p = p * p
+    p = p * p
+    return p * p
+
+
+@machine_code
+def inverse_sinh(x):
+    """asinh(x) = ln(|x| + sqrt(x^2 + 1)) with the sign of x; ln by exponent and mantissa."""
+    y = np.abs(x)
+    y = y + np.sqrt(y * y + np.float32(1))
+    bits = np.float32(y).view(np.int32)
+    exponent = np.int32(bits - np.int32(0x3F3504F3)) >> np.int32(23)  # mantissa from sqrt(1/2) on
+    mantissa = np.int32(bits - (exponent << np.int32(23))).view(np.float32)
+    t = (mantissa - np.float32(1)) / (mantissa + np.float32(1))
+    u = t * t
+    series = np.float32(1 / 5) + u * (np.float32(1 / 7) + u * np.float32(1 / 9))
+    series = np.float32(1) + u * (np.float32(1 / 3) + u * series)
+    ln = np.float32(2) * t * series + np.float32(exponent) * np.float32(np.log(2))
+    return np.copysign(ln, x)
+
+
+@machine_code
+def softmax(x):
+    """In place, over the rows of x (k, columns)."""
+    count, columns = x.shape
+    top, total = x[0].copy(), np.zeros(columns, np.float32)
+    for j in range(1, count):
+        for i in range(columns):
+            top[i] = max(top[i], x[j, i])
+    for j in range(count):
+        for i in range(columns):
+            x[j, i] = exponential(x[j, i] - top[i])
+            total[i] += x[j, i]
+    for i in range(columns):
+        total[i] = np.float32(1) / total[i]
+    for j in range(count):
+        for i in range(columns):
+            x[j, i] *= total[i]
+
+
+@machine_code
+def scores(query, tokens, result):
+    """query (D, LANES) times each of tokens (k, D, LANES) -> (k, LANES), added to the result."""
+    for j in range(tokens.shape[0]):
+        for c in range(0, tokens.shape[1], 4):
+            for lane in range(LANES):
+                result[j, lane] += (
+                    query[c, lane] * tokens[j, c, lane]
+                    + query[c + 1, lane] * tokens[j, c + 1, lane]
+                    + query[c + 2, lane] * tokens[j, c + 2, lane]
+                    + query[c + 3, lane] * tokens[j, c + 3, lane]
+                )
+
+
+@machine_code
+def weighted(weights, tokens, result):
+    """Sum of tokens (k, D, LANES) with weights (k, LANES) -> (D, LANES)."""
+    result[:] = 0
+    for j in range(tokens.shape[0]):
+        for c in range(tokens.shape[1]):
+            for lane in range(LANES):
+                result[c, lane] += weights[j, lane] * tokens[j, c, lane]
+
+
+@machine_code
+def fourier(ray, code):
+    """The query code's inputs: x, then sin and cos of pi x at octaves, as in `FourierCode`.
+
+    ray (2, LANES) in grid steps -> code (2 + 4 f, LANES); octaves by the double angle.
+    """
+    octaves = (code.shape[0] - 2) // 4
+    for axis in range(2):
+        sine, cosine = 2 + axis * octaves, 2 + (2 + axis) * octaves
+        for lane in range(LANES):
+            x = ray[axis, lane] * np.float32(0.5)
+            code[axis, lane] = x
+            code[sine, lane] = np.sin(np.float32(np.pi) * x)
+            code[cosine, lane] = np.cos(np.float32(np.pi) * x)
+        for f in range(1, octaves):
+            for lane in range(LANES):
+                s, c = code[sine + f - 1, lane], code[cosine + f - 1, lane]
+                code[sine + f, lane] = np.float32(2) * s * c
+                code[cosine + f, lane] = np.float32(1) - np.float32(2) * s * s
+
+
+# --- the network ---------------------------------------------------------------------------------
+
+
+@machine_code
+def relative(points, neighbours):
+    """p_j - p_i (N, k, 4), and last how the position codes see the depth: edges are many steps."""
+    count, k = neighbours.shape
+    offsets = np.empty((count, k, 4), np.float32)
+    for i in range(count):
+        for j in range(k):
+            for c in range(3):
+                offsets[i, j, c] = points[neighbours[i, j], c] - points[i, c]
+    for i in range(count):
+        for j in range(k):
+            offsets[i, j, 3] = inverse_sinh(offsets[i, j, 2])
+    return offsets
+
+
+@machine_code
+def lane_of(start, lane, count):
+    """Row of a lane; lanes beyond the last row repeat it."""
+    return min(start + lane, count - 1)
+
+
+@machine_code
+def look(offsets, row, j, lane, seen):
+    """An offset as the position codes see it."""
+    seen[0, lane] = offsets[row, j, 0]
+    seen[1, lane] = offsets[row, j, 1]
+    seen[2, lane] = offsets[row, j, 3]
+
+
+@machine_code
+def _encode(weights, offsets, context, features, told):
+    """offsets (N, k, 4), context (N, 2) -> features and told (N, D): the point transformer."""
+    count, k = offsets.shape[:2]
+    width = features.shape[1]
+    seen, own, hidden = block(4), block(4), block(weights.gamma[0].weight.shape[0])
+    x, query, value = block(width), block(width), block(width)
+    result, spread = block(width), block(width)
+    delta = np.empty((k, width, LANES), np.float32)
+    gamma = np.empty((k, width, LANES), np.float32)
+    for start in range(0, count, LANES):
+        for lane in range(LANES):
+            row = lane_of(start, lane, count)
+            own[0, lane], own[1, lane] = context[row, 0], context[row, 1]
+        linear(weights.query, own, query)
+        linear(weights.value, own, value)
+        for j in range(k):
+            for lane in range(LANES):
+                look(offsets, lane_of(start, lane, count), j, lane, seen)
+            perceptron(weights.position, seen, hidden, delta[j])
+            for c in range(width):
+                for lane in range(LANES):
+                    x[c, lane] = delta[j, c, lane] + query[c, lane]
+            perceptron(weights.gamma, x, hidden, gamma[j])
+        softmax(gamma.reshape(k, width * LANES))
+        for c in range(width):
+            for lane in range(LANES):
+                result[c, lane] = value[c, lane]  # the weights sum to one
+            for j in range(k):
+                for lane in range(LANES):
+                    result[c, lane] += gamma[j, c, lane] * delta[j, c, lane]
+        linear(weights.told, result, spread)
+        for lane in range(min(LANES, count - start)):
+            for c in range(width):
+                features[start + lane, c] = result[c, lane]
+                told[start + lane, c] = spread[c, lane]
+
+
+@machine_code
+def hidden_size(weights):
+    feed = weights.layers[0].feed[0].weight.shape[0]
+    return max(weights.position[0].weight.shape[0], feed)
+
+
+@machine_code
+def _decode(weights, offsets, neighbours, memory, told, rays, anchors, answers):
+    """rays (K, s, 2) of anchors (K,) -> answers (K, s, 3): depth, ln of its error, logit of a hit.
+
+    Depth is relative to the anchor's. offsets (N, k, 4), neighbours (N, k), memory and told (N, D).
+    """
+    k, width = offsets.shape[1], memory.shape[1]
+    count, per = rays.shape[:2]
+    seen, ray, near, raw = block(4), block(2), block(k), block(4)
+    own, x, y, z = block(width), block(width), block(width), block(width)
+    code, hidden = block(weights.code.weight.shape[1]), block(hidden_size(weights))
+    away = np.empty((k, 3, LANES), np.float32)
+    tokens = np.empty((k, width, LANES), np.float32)
+    for start in range(0, count, LANES):
+        for lane in range(LANES):
+            row = anchors[lane_of(start, lane, count)]
+            for c in range(width):
+                own[c, lane] = memory[row, c]
+        for j in range(k):
+            for lane in range(LANES):
+                row = anchors[lane_of(start, lane, count)]
+                look(offsets, row, j, lane, seen)
+                for c in range(3):
+                    away[j, c, lane] = offsets[row, j, c]
+            perceptron(weights.position, seen, hidden, tokens[j])
+            for lane in range(LANES):
+                other = neighbours[anchors[lane_of(start, lane, count)], j]
+                for c in range(width):
+                    tokens[j, c, lane] += told[other, c]
+        for q in range(per):
+            for lane in range(LANES):
+                row = lane_of(start, lane, count)
+                ray[0, lane], ray[1, lane] = rays[row, q, 0], rays[row, q, 1]
+            fourier(ray, code)
+            linear(weights.code, code, x)
+            add(x, own)
+            for layer in weights.layers:
+                normalise(x, y)
+                linear(layer.query, y, z)
+                near[:] = 0
+                scores(z, tokens, near)
+                softmax(near)
+                weighted(near, tokens, y)
+                linear(layer.out, y, z)
+                add(x, z)
+                normalise(x, y)
+                perceptron(layer.feed, y, hidden, z)
+                add(x, z)
+            normalise(x, y)
+            linear(weights.query, y, z)
+            sharpness = np.float32(weights.sharpness)
+            for j in range(k):
+                for lane in range(LANES):
+                    u, v = away[j, 0, lane], away[j, 1, lane]
+                    across = ray[0, lane] * u + ray[1, lane] * v
+                    near[j, lane] = sharpness * (np.float32(2) * across - u * u - v * v)
+            scores(z, tokens, near)
+            softmax(near)
+            linear(weights.offset, y, raw)
+            for lane in range(LANES):
+                raw[0, lane] = np.float32(2) * np.tanh(raw[0, lane])
+            for j in range(k):
+                for lane in range(LANES):
+                    raw[0, lane] += near[j, lane] * away[j, 2, lane]
+            for lane in range(min(LANES, count - start)):
+                for c in range(3):
+                    answers[start + lane, q, c] = raw[c, lane]
