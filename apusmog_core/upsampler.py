@@ -226,7 +226,7 @@ class Upsampler:
         if keep_input:
             order = farthest_from(found, local, new)
             return np.concatenate((cloud, relax(found[order], found, local) + centre))
-        # no candidate is nearer to tips and corners than the input, nor farther off where it is noisy
+        # no candidate is nearer to tips and corners than the input, or farther off if noisy
         found = np.concatenate((less_noisy(local, found), found))
         return relax(found[spread_out(found, count)], found, local[:0]) + centre
 
