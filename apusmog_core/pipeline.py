@@ -263,7 +263,11 @@ def _nearest_intensity(segments: Segments, points: np.ndarray) -> np.ndarray:
     values = segments.intensity[measured]
     if len(points) == 0 or not values.any():
         return np.zeros(len(points), np.float32)
-    return values[nearest_seen(segments.points[measured], points.astype(np.float32))]
+    from .threads import even_parts, in_threads  # imports torch
+
+    known, asked = segments.points[measured], points.astype(np.float32)
+    parts = even_parts(np.ones(len(asked)))
+    return values[np.concatenate(in_threads(lambda rows: nearest_seen(known, asked[rows]), parts))]
 
 
 def _finite(points: np.ndarray, intensity: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, int]:

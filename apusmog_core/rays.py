@@ -173,6 +173,7 @@ LIKELY = 0.2  # confidence below which a candidate is a last resort
 DOUBT = 0.01  # factor of the confidence in points that may be far off
 MISS = 0.5  # grid steps by which a ray that misses the object is off, typically
 FAR_OFF_METRES, FAR_OFF_STEPS = 0.1, 0.35  # together, the expected error that is too much
+GOLDEN = 0.6180339887498949  # multiples of it fill the unit interval evenly
 DENSITY_POWER = 0.2  # how much the mixture has to say beside the decoder
 ALIKE = 1.5  # ratio of ranges at which rings have the same elevations, nearly
 SLACK = 0.25  # ring steps by which a ray may look beyond the highest and lowest ring
@@ -286,13 +287,18 @@ def best_of_each(
     """Rows of the candidates that stay, counts[i] of owner i, together in the order of owners.
 
     Coarse tiers of the lattice come before fine ones, and likely points before unlikely ones. The
-    last tier is seldom needed whole: there the choice is random, so that it stays even.
+    last tier is seldom needed whole: there the choice is arbitrary, so that it stays even.
     """
     sure = np.nan_to_num(sure)  # of weights that training has broken
-    even = np.random.default_rng(seed).random(len(sure), np.float32)
+    even = np.empty(len(owner))
+    together = np.argsort(owner, kind="stable")
+    even[together] = ((_rank(owner[together], len(counts)) + seed) * GOLDEN) % 1
     later = tier + 2 * (sure < LIKELY)  # 0 to 3
     place = np.where(tier == 0, 1 - sure, even)
     order = np.argsort(8.0 * owner + 2.0 * later + place)
-    edges = np.searchsorted(owner[order], np.arange(len(counts)))
-    rank = np.arange(len(order)) - edges[owner[order]]
-    return order[rank < counts[owner[order]]]
+    return order[_rank(owner[order], len(counts)) < counts[owner[order]]]
+
+
+def _rank(owner: np.ndarray, owners: int) -> np.ndarray:
+    """Number (n,) of each among those of its owner, from zero; owners in ascending order."""
+    return np.arange(len(owner)) - np.searchsorted(owner, np.arange(owners))[owner]

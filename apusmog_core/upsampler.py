@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +28,11 @@ from .rays import (
     seen_elevations,
     to_points,
 )
+from .threads import even_parts, in_threads
 from .weights import load_network
 
 CHUNK = 2048  # points of a graph that are worked on at once; small enough for the CPU's caches
 PATCH = 256  # points of a patch, for networks that attend to all of it
-WORTH_A_THREAD = 1000  # points
 BLOCK = 3072  # candidates that are spread out at once
 OVERSAMPLE = 3.0  # candidates for each new point
 AREA_NEIGHBOURS = 6  # candidates whose distance tells how much area one of them stands for
@@ -159,26 +158,21 @@ class Upsampler:
         limits = seen_elevations(grid, grids, sizes)
         begin = np.concatenate(([0], np.cumsum(sizes)))
 
-        def cast(part: slice):
+        new = np.array(counts) - (sizes if keep_input else 0)
+
+        def cast(part: slice) -> np.ndarray:
             rows = slice(begin[part.start], begin[part.stop])
             given = (grid[rows], grids[part], sizes[part], levels[part], limits[part])
             found, sure, tier, owner = self._cast(*given, keep_input)
-            return found, sure, tier, owner + part.start
+            chosen = best_of_each(owner, sure, tier, new[part], self.seed)
+            return to_points(grids[part], found[chosen], new[part])
 
-        parts = in_threads(cast, even_parts(sizes, self._threads()))
-        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        order = np.argsort(columns[-1], kind="stable")  # as if there were one part
-        found, sure, tier, owner = (column[order] for column in columns)
-        new = np.array(counts) - (sizes if keep_input else 0)
-        rows = best_of_each(owner, sure, tier, new, self.seed)
-        dense = np.split(to_points(grids, found[rows], new), np.cumsum(new)[:-1])
+        # a core for each part of the work is worth more than all cores for each operation
+        parts = in_threads(cast, even_parts(sizes, None if self.device.type == "cpu" else 1))
+        dense = np.split(np.concatenate(parts), np.cumsum(new)[:-1])
         if not keep_input:
             return dense
         return [np.concatenate(pair) for pair in zip(clouds, dense, strict=True)]
-
-    def _threads(self) -> int:
-        """A core for each part of the work is worth more than all cores for each operation."""
-        return torch.get_num_threads() if self.device.type == "cpu" else 1
 
     def _cast(self, grid, grids, sizes, levels, limits, keep_input):
         """The rays of a denser sensor: coordinates (m, 3), confidence, tier and cloud of each."""
@@ -269,32 +263,6 @@ class Upsampler:
         return torch.autocast(
             self.device.type, dtype=self.dtype if enabled else None, enabled=enabled
         )
-
-
-# --- threads ----------------------------------------------------------------------
-
-
-def even_parts(sizes: np.ndarray, parts: int) -> list[slice]:
-    """At most `parts` runs of clouds with about as many points each; small work stays whole."""
-    total = int(sizes.sum())
-    parts = max(1, min(parts, len(sizes), total // WORTH_A_THREAD))
-    middle = np.cumsum(sizes) - sizes / 2
-    cuts = np.searchsorted(middle, total * np.arange(1, parts) / parts)
-    edges = np.unique(np.concatenate(([0], cuts, [len(sizes)])))
-    return [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
-
-
-def in_threads(work: Callable, parts: Sequence) -> list:
-    """Results of `work` for each part, in order; each part on a thread with one core of its own."""
-    if len(parts) == 1:
-        return [work(parts[0])]
-    before = torch.get_num_threads()
-    try:
-        one_core = {"initializer": torch.set_num_threads, "initargs": (1,)}
-        with ThreadPoolExecutor(len(parts), **one_core) as pool:
-            return list(pool.map(work, parts))
-    finally:
-        torch.set_num_threads(before)  # new threads take the value that was set last
 
 
 # --- choice -----------------------------------------------------------------------

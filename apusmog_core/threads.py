@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Independent parts of the work, each on a core of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+WORTH_A_THREAD = 1000  # points
+
+
+def even_parts(sizes: np.ndarray, parts: int | None = None) -> list[slice]:
+    """At most `parts` (by default, PyTorch's threads) runs of clouds with about as many points
+    each; small work stays whole."""
+    parts = parts or torch.get_num_threads()
+    total = int(sizes.sum())
+    parts = max(1, min(parts, len(sizes), total // WORTH_A_THREAD))
+    middle = np.cumsum(sizes) - sizes / 2
+    cuts = np.searchsorted(middle, total * np.arange(1, parts) / parts)
+    edges = np.unique(np.concatenate(([0], cuts, [len(sizes)])))
+    return [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+
+def in_threads(work: Callable, parts: Sequence) -> list:
+    """Results of `work` for each part, in order; each part on a thread with one core of its own."""
+    if len(parts) == 1:
+        return [work(parts[0])]
+    before = torch.get_num_threads()
+    try:
+        one_core = {"initializer": torch.set_num_threads, "initargs": (1,)}
+        with ThreadPoolExecutor(len(parts), **one_core) as pool:
+            return list(pool.map(work, parts))
+    finally:
+        torch.set_num_threads(before)  # new threads take the value that was set last
