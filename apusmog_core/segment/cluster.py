@@ -6,15 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.ndimage import maximum_filter, minimum_filter
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial import cKDTree
 
+from ..cells import fill
 from ..config import ClusterConfig
+from ..jit import machine_code
 
 STANDING_CELL = 0.5  # metres
 BAND = 10.0  # metres of range that share one tolerance, where it grows with range
+SCATTER = 0x9E3779B97F4A7C15 - (1 << 64)  # odd and irregular: sends like keys to unlike places
 BANDS = 64  # beyond the last the voxels do not grow any more
 
 
@@ -40,15 +39,32 @@ def where_something_stands(points: np.ndarray, height: float) -> np.ndarray:
     """
     if len(points) == 0:
         return np.zeros(0, bool)
-    across, along = (_cells(column, STANDING_CELL) for column in points.T[:2])
-    shape = (across.max() + 1, along.max() + 1)
-    flat = across * shape[1] + along
-    highest = np.full(shape, -np.inf, np.float32)
-    lowest = np.full(shape, np.inf, np.float32)
-    np.maximum.at(highest.reshape(-1), flat, points[:, 2])
-    np.minimum.at(lowest.reshape(-1), flat, points[:, 2])
-    tall = maximum_filter(highest, 3) - minimum_filter(lowest, 3) >= height
-    return tall.reshape(-1)[flat]
+    return _standing(points, points[:, 0].min(), points[:, 1].min(), height)
+
+
+@machine_code
+def _standing(points, left, low, height):
+    columns = int((points[:, 0].max() - left) / STANDING_CELL) + 3  # a border of empty cells
+    rows = int((points[:, 1].max() - low) / STANDING_CELL) + 3
+    top, bottom = np.full((columns, rows), -np.inf), np.full((columns, rows), np.inf)
+    for i in range(len(points)):
+        x = int((points[i, 0] - left) / STANDING_CELL) + 1
+        y = int((points[i, 1] - low) / STANDING_CELL) + 1
+        top[x, y], bottom[x, y] = max(top[x, y], points[i, 2]), min(bottom[x, y], points[i, 2])
+    tall = np.zeros((columns, rows), np.bool_)
+    for x in range(1, columns - 1):
+        for y in range(1, rows - 1):
+            if top[x, y] > -np.inf:
+                high, deep = top[x, y], bottom[x, y]
+                for across in range(x - 1, x + 2):
+                    for along in range(y - 1, y + 2):
+                        high, deep = max(high, top[across, along]), min(deep, bottom[across, along])
+                tall[x, y] = high - deep >= height
+    stands = np.empty(len(points), np.bool_)
+    for i in range(len(points)):
+        x = int((points[i, 0] - left) / STANDING_CELL) + 1
+        stands[i] = tall[x, int((points[i, 1] - low) / STANDING_CELL) + 1]
+    return stands
 
 
 def components(points: np.ndarray, config: ClusterConfig) -> np.ndarray:
@@ -62,11 +78,10 @@ def components(points: np.ndarray, config: ClusterConfig) -> np.ndarray:
     edge = ((config.tolerance + config.adaptive * BAND * band) / np.sqrt(3)).astype(np.float32)
     x, y, z = (_cells(column, edge) for column in points.T)
     key = band << 57 | x << 38 | y << 19 | z
-    key, inverse, count = np.unique(key, return_inverse=True, return_counts=True)
+    inverse = _number(key)
+    count = np.bincount(inverse)
     centres = np.stack([np.bincount(inverse, column) / count for column in points.T], axis=1)
-    first, second = _neighbours(centres, config).T
-    graph = coo_matrix((np.ones(len(first), bool), (first, second)), (len(count), len(count)))
-    return connected_components(graph, directed=False)[1][inverse]
+    return _connect(centres, config.tolerance, config.adaptive)[inverse]
 
 
 def rows_by_label(labels: np.ndarray) -> list[np.ndarray]:
@@ -86,22 +101,61 @@ def ranges(points: np.ndarray) -> np.ndarray:
     return np.sqrt(np.einsum("nd,nd->n", points, points))
 
 
-def _neighbours(centres: np.ndarray, config: ClusterConfig) -> np.ndarray:
-    """Pairs (m, 2) of centres closer than the tolerance at the nearer one's range."""
-    if config.adaptive == 0.0:
-        return _tree(centres).query_pairs(config.tolerance, output_type="ndarray")
-    distance = ranges(centres)
-    found = [np.empty((0, 2), np.int64)]
-    for near in np.arange(0.0, distance.max() + BAND, BAND):
-        tolerance = config.tolerance + config.adaptive * near
-        band = np.flatnonzero((distance >= near) & (distance < near + BAND + tolerance))
-        if len(band) > 1:
-            found.append(band[_tree(centres[band]).query_pairs(tolerance, output_type="ndarray")])
-    return np.concatenate(found)
+@machine_code
+def _number(keys):
+    """Number (n,) of each distinct key, as they appear: a hash table is quicker than a sort."""
+    size = 1
+    while size < 2 * len(keys):
+        size *= 2
+    table, number, count = np.full(size, -1), np.empty(len(keys), np.int64), 0
+    for i in range(len(keys)):
+        place = (keys[i] * SCATTER >> 20) & (size - 1)
+        while table[place] >= 0 and keys[table[place]] != keys[i]:
+            place = (place + 1) & (size - 1)
+        if table[place] < 0:
+            table[place], number[i], count = i, count, count + 1
+        else:
+            number[i] = number[table[place]]
+    return number
 
 
-def _tree(points: np.ndarray) -> cKDTree:
-    return cKDTree(points, balanced_tree=False, compact_nodes=False)  # quicker to build
+@machine_code
+def _connect(centres, tolerance, adaptive):
+    """Component number (m,) of centres (m, 3): chains of pairs closer than the tolerance at the
+    nearer one's range. Each looks at those before it in its own and the neighbouring cells."""
+    reach = np.sqrt((centres**2).sum(axis=1))
+    allowed = tolerance + adaptive * BAND * np.floor(reach / BAND)
+    cell = allowed.max()
+    x = ((centres[:, 0] - centres[:, 0].min()) / cell).astype(np.int64) + 1
+    y = ((centres[:, 1] - centres[:, 1].min()) / cell).astype(np.int64) + 1
+    rows = y.max() + 2  # a border of empty cells
+    cell_of = x * rows + y
+    starts, order = fill(cell_of, (x.max() + 2) * rows)
+    centres, allowed, cell_of = centres[order], allowed[order], cell_of[order]
+    parent = np.arange(len(centres))
+    for i in range(len(centres)):
+        below, before = cell_of[i] - 1, cell_of[i] - rows - 1
+        for first, last in ((starts[before], starts[before + 3]), (starts[below], i)):
+            for j in range(first, last):
+                limit = min(allowed[i], allowed[j]) ** 2
+                u, v = centres[i, 0] - centres[j, 0], centres[i, 1] - centres[j, 1]
+                if u * u + v * v + (centres[i, 2] - centres[j, 2]) ** 2 <= limit:
+                    parent[_root(parent, i)] = _root(parent, j)
+    component, number, count = np.empty_like(parent), np.full(len(parent), -1), 0
+    for i in range(len(parent)):
+        root = _root(parent, i)
+        if number[root] < 0:
+            number[root], count = count, count + 1
+        component[order[i]] = number[root]
+    return component
+
+
+@machine_code
+def _root(parent, i):
+    while parent[i] != i:
+        parent[i] = parent[parent[i]]
+        i = parent[i]
+    return i
 
 
 def _within_limits(

@@ -10,7 +10,11 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from ..config import GroundConfig
+from ..jit import machine_code
 
+PLENTY, ENOUGH = 30.0, 20_000  # metres to all sides within which so many points tell of the others
+PLENTY_CELL, LITTLE = 1.0, 0.03  # metres: cells of ground there, and how rough it is
+UNKNOWN = 2.7  # metres within which Patchwork++ does not look
 STEEPEST = 0.05  # rise per metre that the grid method takes for ground without seeing it
 REACH = 8.0  # metres that the grid method looks under objects for ground at their side
 
@@ -37,15 +41,60 @@ class Ground:
         return self._call_patchwork(points)
 
     def _call_patchwork(self, points: np.ndarray) -> np.ndarray:
+        asked = _thinned(points)
+        told = np.zeros(len(asked), bool)
         with self._lock:
-            self._patchwork.estimateGround(points)
-            index = self._patchwork.getGroundIndices()
-        ground = np.zeros(len(points), bool)
-        ground[index.ravel()] = True
-        # Patchwork++ has no opinion on what is nearer than its least range
-        near = np.hypot(points[:, 0], points[:, 1]) < 2.7
-        ground |= near & (points[:, 2] < self.config.thickness - self.config.sensor_height)
-        return ground
+            self._patchwork.estimateGround(points[asked])
+            told[self._patchwork.getGroundIndices().ravel()] = True
+        return _by_their_cells(
+            points, asked, told, self.config.thickness - self.config.sensor_height
+        )
+
+
+@machine_code
+def _is_near(point):
+    return abs(point[0]) < PLENTY and abs(point[1]) < PLENTY
+
+
+@machine_code
+def _thinned(points):
+    """Indices of the points that are asked: all, or one of a few near ones if these are many."""
+    near = 0
+    for i in range(len(points)):
+        near += _is_near(points[i])
+    every = max(1, near // ENOUGH)
+    asked, count = np.empty(len(points), np.int64), 0
+    for i in range(len(points)):
+        if i % every == 0 or not _is_near(points[i]):
+            asked[count] = i
+            count += 1
+    return asked[:count]
+
+
+@machine_code
+def _by_their_cells(points, asked, told, level):
+    """Ground (n,) bool: as told for those asked; others, if not above the ground in their cell.
+
+    Patchwork++ has no opinion on what is nearer than its least range: there, what is below level.
+    """
+    cells = int(2 * PLENTY / PLENTY_CELL)
+    highest = np.full((cells, cells), -np.inf)
+    ground, known = np.zeros(len(points), np.bool_), np.zeros(len(points), np.bool_)
+    for n in range(len(asked)):
+        i, answer = asked[n], told[n]
+        ground[i], known[i] = answer, True
+        if answer and _is_near(points[i]):
+            x = int((points[i, 0] + PLENTY) / PLENTY_CELL)
+            y = int((points[i, 1] + PLENTY) / PLENTY_CELL)
+            highest[x, y] = max(highest[x, y], points[i, 2])
+    for i in range(len(points)):
+        if not known[i]:
+            x = int((points[i, 0] + PLENTY) / PLENTY_CELL)
+            y = int((points[i, 1] + PLENTY) / PLENTY_CELL)
+            ground[i] = points[i, 2] < highest[x, y] + LITTLE
+        if points[i, 0] ** 2 + points[i, 1] ** 2 < UNKNOWN**2:
+            ground[i] |= points[i, 2] < level
+    return ground
 
 
 def level(points: np.ndarray, config: GroundConfig) -> np.ndarray:
