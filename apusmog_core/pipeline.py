@@ -117,7 +117,8 @@ class ScanPipeline:
             ground = np.zeros(len(points), bool)
             ground[near[on_ground]] = True
             instance = np.zeros(len(points), np.uint32)
-            instance[near[~on_ground]] = find_instances(upright[~on_ground], self.config.cluster)
+            rest = np.flatnonzero(~on_ground)
+            instance[near[rest]] = find_instances(upright[rest], self.config.cluster)
         return Segments(points, intensity, ground, instance, dropped, timings)
 
     def densify(self, segments: Segments, ratio: float | None = None) -> DenseScan:

@@ -23,6 +23,6 @@ class Segmenter:
         """Which points (n, 3) are ground (n,) bool, and instances (n,) int32: 1.., 0 for none."""
         upright = level(points, self.ground.config)
         ground = self.ground(upright)
-        labels = np.zeros(len(points), np.int32)
-        labels[~ground] = find_instances(upright[~ground], self.clusters)
+        labels, rest = np.zeros(len(points), np.int32), np.flatnonzero(~ground)
+        labels[rest] = find_instances(upright[rest], self.clusters)
         return ground, labels

@@ -72,28 +72,35 @@ def components(points: np.ndarray, config: ClusterConfig) -> np.ndarray:
 
     Points that share a voxel count as one, at their mean; a voxel's diagonal is the tolerance.
     """
-    band = np.zeros(len(points), np.int64)
-    if config.adaptive > 0.0:
-        band = np.minimum(ranges(points) // BAND, BANDS - 1).astype(np.int64)
-    edge = ((config.tolerance + config.adaptive * BAND * band) / np.sqrt(3)).astype(np.float32)
-    x, y, z = (_cells(column, edge) for column in points.T)
-    key = band << 57 | x << 38 | y << 19 | z
+    key = _voxels(points, config.tolerance, config.adaptive)
     inverse = _number(key)
     count = np.bincount(inverse)
     centres = np.stack([np.bincount(inverse, column) / count for column in points.T], axis=1)
     return _connect(centres, config.tolerance, config.adaptive)[inverse]
 
 
+@machine_code
+def _voxels(points, tolerance, adaptive):
+    """A number (n,) for the voxel of each point, by band of range, x, y and z."""
+    low = points[0].copy()
+    for i in range(len(points)):
+        for axis in range(3):
+            low[axis] = min(low[axis], points[i, axis])
+    key = np.empty(len(points), np.int64)
+    for i in range(len(points)):
+        reach = np.sqrt(points[i, 0] ** 2 + points[i, 1] ** 2 + points[i, 2] ** 2)
+        band = min(int(reach / BAND), BANDS - 1) if adaptive > 0 else 0
+        edge = np.float32((tolerance + adaptive * BAND * band) / np.sqrt(3))
+        key[i] = band
+        for axis in range(3):
+            key[i] = key[i] << 19 | int((points[i, axis] - low[axis]) / edge)
+    return key
+
+
 def rows_by_label(labels: np.ndarray) -> list[np.ndarray]:
     """Rows of each label from 0 to the greatest, in their order."""
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.cumsum(np.bincount(labels)))[:-1]
-
-
-def _cells(column: np.ndarray, edge) -> np.ndarray:
-    """Number of the cell (n,) of each value, from zero; a column of its own is quicker."""
-    column = np.ascontiguousarray(column)
-    return ((column - column.min()) / edge).astype(np.int64)
 
 
 def ranges(points: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from scipy.spatial.transform import Rotation
 from ..config import GroundConfig
 from ..jit import machine_code
 
-PLENTY, ENOUGH = 30.0, 20_000  # metres to all sides within which so many points tell of the others
+PLENTY, ENOUGH = 35.0, 20_000  # metres to all sides within which so many points tell of the others
 PLENTY_CELL, LITTLE = 1.0, 0.03  # metres: cells of ground there, and how rough it is
 UNKNOWN = 2.7  # metres within which Patchwork++ does not look
 STEEPEST = 0.05  # rise per metre that the grid method takes for ground without seeing it
