@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from .cells import nearest_rays
 from .jit import machine_code
@@ -183,18 +182,50 @@ MOST_RINGS = 1 << 32  # more than a lattice can have
 DEPTH_TOLERANCE = 0.5  # grid steps of depth by which a right answer may be off
 
 
-def confidence(
-    hit: torch.Tensor, log_scale: torch.Tensor, log_density: torch.Tensor, gap: torch.Tensor
-) -> torch.Tensor:
+@machine_code
+def own_density(x, y, component):
+    """ln of K w_i N_i (eq. 2) at a ray, in steps from the point that carries the component.
+
+    component (6,): mean, then the factor's first, low and second entry, then ln(K w_i).
+    """
+    u = (x - component[0]) / component[2]
+    v = (y - component[1] - component[3] * u) / component[4]
+    normal = -0.5 * (u * u + v * v) - np.log(2 * np.pi * component[2] * component[4])
+    return component[5] + normal
+
+
+@machine_code
+def confidence(hit, log_scale, log_density, gap):
     """How likely a ray meets the object at the depth given: decoder and component together.
 
     Much less where the expected error is large; gap is the length of a grid step in metres.
     """
-    met, error = torch.sigmoid(hit), torch.exp(log_scale.clamp(-5, 4))
-    close = -torch.expm1(-DEPTH_TOLERANCE / error)
-    sure = met * close * torch.exp(DENSITY_POWER * log_density.clamp(max=0))
+    met, error = 1 / (1 + np.exp(-hit)), np.exp(min(max(log_scale, -5.0), 4.0))
+    close = 1 - np.exp(-DEPTH_TOLERANCE / error)
+    sure = met * close * np.exp(DENSITY_POWER * min(log_density, 0.0))
     expected = met * error + (1 - met) * MISS
-    return torch.where(expected > FAR_OFF_STEPS + FAR_OFF_METRES / gap, DOUBT * sure, sure)
+    return DOUBT * sure if expected > FAR_OFF_STEPS + FAR_OFF_METRES / gap else sure
+
+
+@machine_code
+def judge(coarse, hit, log_scale, rays, anchors, components, gap, cloud, limits):
+    """How sure (K * s,) the answers to rays (K, s, 2) of anchors (K,) are; nan where weights are.
+
+    coarse (K * s, 3), hit and log_scale (K * s,) are the answers; components (N, 6), gap and cloud
+    (N,) belong to the points; limits (clouds, 2) are the elevations that a sensor sees.
+    """
+    per = rays.shape[1]
+    sure = np.empty(len(coarse), np.float32)
+    for k in range(len(anchors)):
+        i = anchors[k]
+        low, high = limits[cloud[i], 0], limits[cloud[i], 1]
+        for q in range(per):
+            n = k * per + q
+            density = own_density(rays[k, q, 0], rays[k, q, 1], components[i])
+            sure[n] = confidence(hit[n], log_scale[n], density, gap[i])
+            if coarse[n, 1] < low or coarse[n, 1] > high:
+                sure[n] *= DOUBT
+    return sure
 
 
 def seen_elevations(grid: np.ndarray, grids: list[RayGrid], sizes: np.ndarray) -> np.ndarray:
@@ -236,16 +267,20 @@ def ring_gaps(grid: np.ndarray, near: np.ndarray) -> np.ndarray:
     return gaps
 
 
-def lattice(grid: RayGrid, ratio: float) -> tuple[int, int]:
+@machine_code
+def lattice(step_azimuth, step_elevation, ratio):
     """How many times the pattern gets denser, in azimuth and in rings; at least `ratio` together.
 
     Few rays more than needed, and about as far apart in azimuth as in elevation.
     """
-    rings = np.arange(2, max(2, round(ratio)) + 1)  # 2.1 is a ring midway and a few points more
-    across = np.maximum(1, np.ceil(ratio / rings - 1e-9))
-    shape = np.log(grid.step_elevation / rings * across / grid.step_azimuth)
-    best = int(np.argmin(np.log(rings * across) + 0.5 * np.abs(shape)))
-    return int(across[best]), int(rings[best])
+    best, across, rings = np.inf, 1, 2
+    for r in range(2, max(2, int(np.rint(ratio))) + 1):  # 2.1 is a ring midway, a few points more
+        a = max(1, int(np.ceil(ratio / r - 1e-9)))
+        shape = np.log(step_elevation / r * a / step_azimuth)
+        price = np.log(r * a) + 0.5 * abs(shape)
+        if price < best:
+            best, across, rings = price, a, r
+    return across, rings
 
 
 def lattice_rays(

@@ -16,10 +16,9 @@ from .geometry import farthest, geodesic_patches, nearest
 from .model import ApuSmog
 from .model.compiled import CompiledApuSmog, supports
 from .rays import (
-    DOUBT,
     best_of_each,
-    confidence,
     grid_context,
+    judge,
     lattice,
     lattice_rays,
     ray_neighbours,
@@ -154,7 +153,9 @@ class Upsampler:
         """All objects of a scan as one graph on the sensor's grid of rays, or one for each core."""
         sizes = np.array([len(c) for c in clouds])
         grids, grid = scan_grids(clouds, eye)
-        levels = np.array([lattice(g, c / n) for g, c, n in zip(grids, counts, sizes, strict=True)])
+        ratios = (np.array(counts) / sizes).tolist()
+        steps = ((g.step_azimuth, g.step_elevation) for g in grids)
+        levels = np.array([lattice(*s, ratio) for s, ratio in zip(steps, ratios, strict=True)])
         limits = seen_elevations(grid, grids, sizes)
         begin = np.concatenate(([0], np.cumsum(sizes)))
 
@@ -180,27 +181,27 @@ class Upsampler:
         near = ray_neighbours(grid, sizes, self.config.neighbours)
         centre = (np.add.reduceat(grid, np.cumsum(sizes) - sizes) / sizes[:, None])[cloud]
         local = (grid - centre).astype(np.float32)
-        low, high = limits.T
-        points, index, context = (
-            torch.from_numpy(a)[None].to(self.device)
-            for a in (local, near, grid_context(grids, grid, sizes))
+        context = grid_context(grids, grid, sizes)
+        gap = np.exp(context[:, 0])
+        points, index, scale = (
+            torch.from_numpy(a)[None].to(self.device) for a in (local, near, context)
         )
+        limits = limits - centre[np.cumsum(sizes) - 1, 1:2]
         results = []
         with torch.inference_mode(), self._autocast():
-            encoded = self._caster.encode(points, index, context, CHUNK)
-            mixture = self._caster.mixture(encoded)
+            encoded = self._caster.encode(points, index, scale, CHUNK)
+            components = self._caster.mixture(encoded).table()[0].float().cpu().numpy()
             gaps = ring_gaps(local, near)
             for anchors, rays, tier in lattice_rays(gaps, levels[cloud], keep_input):
                 chosen = torch.from_numpy(anchors).to(self.device)
                 queries = torch.from_numpy(rays)[None].to(self.device)
                 out = self._caster.decode_at(encoded, queries, chosen, CHUNK // 2)
-                likely = mixture.own_density(queries, chosen).flatten(1)
-                gap = context[:, chosen, 0].exp().repeat_interleave(rays.shape[1], dim=1)
-                sure = confidence(out.hit, out.log_scale, likely, gap).float().cpu().numpy()[0]
+                answers = (out.coarse, out.hit, out.log_scale)
+                found, hit, log_scale = (t[0].float().cpu().numpy() for t in answers)
+                answers = (found, hit, log_scale, rays, anchors)
+                sure = judge(*answers, components, gap, cloud, limits)
                 anchor = np.repeat(anchors, rays.shape[1])
-                found, owner = out.coarse[0].float().cpu().numpy() + centre[anchor], cloud[anchor]
-                sure[(found[:, 1] < low[owner]) | (found[:, 1] > high[owner])] *= DOUBT
-                results.append((found, sure, tier.ravel(), owner))
+                results.append((found + centre[anchor], sure, tier.ravel(), cloud[anchor]))
         return (np.concatenate(column) for column in zip(*results, strict=True))
 
     # --- clouds seen from nowhere ---

@@ -3,7 +3,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from apusmog_core.rays import (
     RayGrid,
@@ -65,7 +64,7 @@ def test_rays_leave_upwards_from_every_point_and_downwards_from_the_lowest_ring(
 
 @pytest.mark.parametrize("ratio", [1.0, 1.5, 2.0, 2.1, 3.0, 4.0, 6.5, 16.0, 100.0])
 def test_the_lattice_is_dense_enough_and_hardly_denser(ratio):
-    across, rings = lattice(RayGrid(np.zeros(3), ALONG, 2.4 * ALONG, 0.0), ratio)
+    across, rings = lattice(ALONG, 2.4 * ALONG, ratio)
     assert ratio <= across * rings <= max(2.0, 2.0 * ratio)
     assert 0.2 < 2.4 / rings * across < 3.0  # neither stripes nor columns
 
@@ -96,8 +95,7 @@ def test_broken_confidence_does_not_break_the_counts():
 
 def test_confidence_falls_with_misses_with_doubtful_depth_and_with_long_steps():
     def sure(hit: float, error: float, gap: float) -> float:
-        values = (torch.tensor([v]) for v in (hit, np.log(error), 0.0, gap))
-        return confidence(*values).item()
+        return confidence(hit, np.log(error), 0.0, gap)
 
     near = sure(4.0, 0.1, 0.1)
     assert near > sure(0.0, 0.1, 0.1) > sure(-4.0, 0.1, 0.1)

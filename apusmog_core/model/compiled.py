@@ -82,14 +82,13 @@ class CompiledApuSmog:
 
     def decode_at(self, encoded: Encoded, samples: Tensor, anchors: Tensor, chunk: int = 0):
         """As `ApuSmog.decode_at`, for one patch: samples (1, K, s, 2) of anchors (K,)."""
-        tensors = (encoded.offsets, encoded.neighbours, encoded.memory, encoded.told)
-        given = [t[0].numpy() for t in tensors]
+        names = ("points", "offsets", "neighbours", "memory", "told")
+        given = [getattr(encoded, name)[0].numpy() for name in names]
         rays, chosen = samples[0].numpy(), anchors.numpy()
-        answers = np.empty((*rays.shape[:2], 3), np.float32)
-        _decode(self._decoder, *given, rays, chosen, answers)
-        depth, log_scale, hit = torch.from_numpy(answers).unbind(-1)
-        own = encoded.points[0, anchors][:, None]
-        coarse = torch.cat((own[..., :2] + samples[0], own[..., 2:] + depth[..., None]), dim=-1)
+        coarse = np.empty((*rays.shape[:2], 3), np.float32)
+        log_scale, hit = np.empty(rays.shape[:2], np.float32), np.empty(rays.shape[:2], np.float32)
+        _decode(self._decoder, *given, rays, chosen, coarse, log_scale, hit)
+        coarse, log_scale, hit = (torch.from_numpy(a) for a in (coarse, log_scale, hit))
         coarse = coarse.flatten(0, 1)[None]
         return Decoded(coarse, coarse, log_scale.flatten()[None], hit.flatten()[None])
 
@@ -382,10 +381,12 @@ def hidden_size(weights):
 
 
 @machine_code
-def _decode(weights, offsets, neighbours, memory, told, rays, anchors, answers):
-    """rays (K, s, 2) of anchors (K,) -> answers (K, s, 3): depth, ln of its error, logit of a hit.
+def _decode(
+    weights, points, offsets, neighbours, memory, told, rays, anchors, coarse, log_scale, hit
+):
+    """rays (K, s, 2) of anchors (K,) -> coarse (K, s, 3), log_scale and hit (K, s).
 
-    Depth is relative to the anchor's. offsets (N, k, 4), neighbours (N, k), memory and told (N, D).
+    points (N, 3), offsets (N, k, 4), neighbours (N, k), memory and told (N, D).
     """
     k, width = offsets.shape[1], memory.shape[1]
     count, per = rays.shape[:2]
@@ -446,5 +447,8 @@ def _decode(weights, offsets, neighbours, memory, told, rays, anchors, answers):
                 for lane in range(LANES):
                     raw[0, lane] += near[j, lane] * away[j, 2, lane]
             for lane in range(min(LANES, count - start)):
-                for c in range(3):
-                    answers[start + lane, q, c] = raw[c, lane]
+                row, at = start + lane, anchors[start + lane]
+                coarse[row, q, 0] = points[at, 0] + ray[0, lane]
+                coarse[row, q, 1] = points[at, 1] + ray[1, lane]
+                coarse[row, q, 2] = points[at, 2] + raw[0, lane]
+                log_scale[row, q], hit[row, q] = raw[1, lane], raw[2, lane]

@@ -57,12 +57,11 @@ class Mixture:
         normal = log_normal(offset, first, low, second)
         return torch.logsumexp(normal + weight, dim=-1) + math.log(points.shape[1])
 
-    def own_density(self, rays: Tensor, components: Tensor) -> Tensor:
-        """ln of K w_i N_i at rays (B, A, s, 2), each by its own component (A,) alone; sensor's."""
-        factor = self.cholesky[:, components, None]  # (B, A, 1, 2, 2)
-        offset = rays - self.mean[:, components, None]
-        weight = self.log_weight[:, components, None] + math.log(self.mean.shape[1])
-        return weight + log_normal(offset, factor[..., 0, 0], factor[..., 1, 0], factor[..., 1, 1])
+    def table(self) -> Tensor:
+        """The sensor's components (B, K, 6): mean, the factor's entries, ln(K w_i)."""
+        factor = self.cholesky.flatten(2)[..., [0, 2, 3]]
+        weight = self.log_weight[..., None] + math.log(self.mean.shape[1])
+        return torch.cat((self.mean, factor, weight), dim=-1)
 
 
 def log_normal(offset: Tensor, first: Tensor, low: Tensor, second: Tensor) -> Tensor:
