@@ -19,7 +19,7 @@ FAR = 16  # cells around a query after which it is quicker to ask all points
 @machine_code
 def fill(cell_of, cells):
     """Starts (cells + 1,), order (n,): the points of cell c are order[starts[c]:starts[c + 1]]."""
-    starts = np.zeros(cells + 1, np.int64)
+    starts = np.zeros(cells + 1, np.int32)
     for c in cell_of:
         starts[c + 1] += 1
     for c in range(cells):
@@ -92,13 +92,14 @@ def nearest_rays(rays, sizes, k):
 @machine_code
 def nearest_seen(points, queries):
     """Index (m,) of the nearest of points (n, 3) to queries (m, 3); the sensor is the origin."""
-    columns, rows = int(2 * np.pi / VIEW_CELL), int(np.pi / VIEW_CELL) + 1
+    columns = int(2 * np.pi / VIEW_CELL)
     size = 2 * np.pi / columns
-    cell_of = np.empty(len(points), np.int64)
+    column_of, row_of = np.empty(len(points), np.int64), np.empty(len(points), np.int64)
     for i in range(len(points)):
         x, y, _ = _view(points[i, 0], points[i, 1], points[i, 2], size)
-        cell_of[i] = int(x) % columns * rows + int(y)
-    starts, order = fill(cell_of, columns * rows)
+        column_of[i], row_of[i] = int(x) % columns, int(y)
+    lowest, rows = row_of.min(), row_of.max() - row_of.min() + 1  # few sensors look up and down
+    starts, order = fill(column_of * rows + row_of - lowest, columns * rows)
     sorted_points = points[order]
     found = np.empty(len(queries), np.int64)
     for i in range(len(queries)):
@@ -108,7 +109,8 @@ def nearest_seen(points, queries):
         margin = min(x - column, column + 1 - x, y - row, row + 1 - y)
         best, index, reach = np.float32(np.inf), 0, 1
         while reach < FAR:
-            below, above = max(row - reach, 0), min(row + reach + 1, rows)
+            below = min(max(row - lowest - reach, 0), rows)
+            above = min(max(row - lowest + reach + 1, 0), rows)
             for c in range(column - reach, column + reach + 1):
                 first = (c % columns) * rows
                 low, high = starts[first + below], starts[first + above]

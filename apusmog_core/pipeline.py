@@ -63,8 +63,7 @@ class DenseScan:
 class ScanPipeline:
     """Makes the objects of scans dense; one object serves one stream of scans.
 
-    `segment` and `densify` may run in two threads, so that a scan is segmented while the network
-    works on the one before.
+    `process`, `segment` and `densify` may run in several threads, for one scan each.
     """
 
     def __init__(self, config: PipelineConfig, upsampler=None):
@@ -264,7 +263,7 @@ def _nearest_intensity(segments: Segments, points: np.ndarray) -> np.ndarray:
     values = segments.intensity[measured]
     if len(points) == 0 or not values.any():
         return np.zeros(len(points), np.float32)
-    from .threads import even_parts, in_threads  # imports torch
+    from .machine import even_parts, in_threads  # imports torch
 
     known, asked = segments.points[measured], points.astype(np.float32)
     parts = even_parts(np.ones(len(asked)))

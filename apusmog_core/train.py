@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import random
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from . import weights
 from .config import TrainConfig, parse_device, to_dict
 from .losses import ray_loss, surface_loss
+from .machine import keep_allocations
 from .model import ApuSmog, parameter_count
 
 CHECKPOINT = "checkpoint.pt"
@@ -229,17 +229,6 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-
-
-def keep_allocations() -> None:
-    """Large blocks stay with the process: without this glibc hands them back after each operation,
-    and the page faults cost more than the arithmetic."""
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
-    except OSError:  # another C library: slower, not wrong
-        pass
 
 
 def open_log(folder: str):

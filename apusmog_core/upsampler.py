@@ -13,6 +13,7 @@ from scipy.spatial import cKDTree
 
 from .config import parse_device
 from .geometry import farthest, geodesic_patches, nearest
+from .machine import even_parts, in_threads
 from .model import ApuSmog
 from .model.compiled import CompiledApuSmog, supports
 from .rays import (
@@ -27,7 +28,6 @@ from .rays import (
     seen_elevations,
     to_points,
 )
-from .threads import even_parts, in_threads
 from .weights import load_network
 
 CHUNK = 2048  # points of a graph that are worked on at once; small enough for the CPU's caches

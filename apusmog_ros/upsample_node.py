@@ -26,6 +26,7 @@ from visualization_msgs.msg import MarkerArray
 
 from apusmog_core import weights
 from apusmog_core.config import NodeConfig, PipelineConfig, with_values
+from apusmog_core.machine import keep_allocations
 from apusmog_core.pipeline import DenseScan, ScanPipeline, Segments
 from apusmog_core.segment.boxes import oriented_boxes
 
@@ -44,6 +45,7 @@ except ImportError:  # Humble
 OUTPUTS = dict(dense=PointCloud2, objects=PointCloud2, scene=PointCloud2, boxes=MarkerArray)
 RELIABILITY = dict(best_effort=ReliabilityPolicy.BEST_EFFORT, reliable=ReliabilityPolicy.RELIABLE)
 NETWORK = ("weights", "device", "precision")  # a change of these loads a network
+SCANS_AT_ONCE = 2  # each on its share of the cores
 SHUTDOWN = 0.5  # seconds that a scan under way has to finish after Ctrl-C
 
 
@@ -56,6 +58,7 @@ class Work:
     wanted: set[str]  # outputs that somebody subscribes to
     pipeline: ScanPipeline
     segments: Segments
+    dense: DenseScan | None  # where somebody wants it
 
 
 class UpsampleNode(Node):
@@ -71,7 +74,9 @@ class UpsampleNode(Node):
         self._loading: dict[str, str] | None = None  # the network that is on its way
         self._lock = threading.Lock()  # of configuration, pipeline and loading
         self._statistics = Statistics()
-        self._stages = Stages(self._guarded(self._segment), self._guarded(self._densify))
+        self._stages = Stages(
+            self._guarded(self._densify), self._guarded(self._publish), SCANS_AT_ONCE
+        )
         self._connect()
         parameters.on_change(self, lambda: self._config, self._accept)
         warnings.showwarning = lambda message, *_, **__: self.get_logger().warning(str(message))
@@ -168,7 +173,7 @@ class UpsampleNode(Node):
             running = _network(self._pipeline.config)
             self.set_parameters_atomically([Parameter(n, value=v) for n, v in running.items()])
 
-    # --- work, in two threads ---
+    # --- work, in threads of its own ---
 
     def _guarded(self, stage: Callable) -> Callable:
         """A scan that fails is logged and counted, and the next one is worked on."""
@@ -186,7 +191,7 @@ class UpsampleNode(Node):
         self._statistics.count(count)
         self.get_logger().warning(f"scan {count}: {reason}", throttle_duration_sec=1.0)
 
-    def _segment(self, msg: PointCloud2) -> Work | None:
+    def _densify(self, msg: PointCloud2) -> Work | None:
         wanted = {name for name, out in self._outputs.items() if out.get_subscription_count()}
         if not wanted:
             return None
@@ -205,24 +210,25 @@ class UpsampleNode(Node):
                 return self._skip("untransformed", str(error))
             header = Header(stamp=header.stamp, frame_id=target)
         self._statistics.sample(read=_ms_since(started))
-        return Work(header, frame, wanted, pipeline, pipeline.segment(points, intensity))
+        segments = pipeline.segment(points, intensity)
+        dense = pipeline.densify(segments) if wanted & {"dense", "scene"} else None
+        return Work(header, frame, wanted, pipeline, segments, dense)
 
-    def _densify(self, work: Work) -> None:
-        dense = work.pipeline.densify(work.segments) if work.wanted & {"dense", "scene"} else None
-        started = time.perf_counter()
+    def _publish(self, work: Work) -> None:
+        started, dense = time.perf_counter(), work.dense
         for name in work.wanted:
-            self._outputs[name].publish(_message(name, work, dense))
+            self._outputs[name].publish(_message(name, work))
         stamp = work.header.stamp  # may be anything, also negative, which rclpy's Time refuses
         age = self.get_clock().now().nanoseconds / 1e6 - (stamp.sec * 1e3 + stamp.nanosec / 1e6)
         times = dense.timings if dense else work.segments.timings
         self._statistics.count("published")
         self._statistics.sample(**times, publish=_ms_since(started), age=age)
-        self._statistics.tell(_facts(work, dense))
+        self._statistics.tell(_facts(work))
 
 
-def _message(name: str, work: Work, dense: DenseScan | None) -> PointCloud2 | MarkerArray:
+def _message(name: str, work: Work) -> PointCloud2 | MarkerArray:
     """One output as a message."""
-    segments = work.segments
+    segments, dense = work.segments, work.dense
     objects = segments.instance > 0
     if name == "boxes":
         boxes = oriented_boxes(segments.points[objects], segments.instance[objects])
@@ -242,7 +248,7 @@ def _columns(source: Segments | DenseScan, rows=slice(None)) -> dict[str, np.nda
     return {name: getattr(source, name)[rows] for name in names}
 
 
-def _facts(work: Work, dense: DenseScan | None) -> dict[str, object]:
+def _facts(work: Work) -> dict[str, object]:
     """What diagnostics tell of the latest scan."""
     instance = work.segments.instance
     facts = {
@@ -251,7 +257,7 @@ def _facts(work: Work, dense: DenseScan | None) -> dict[str, object]:
         "instances": instance.max(initial=0),
         "points in": len(instance),
     }
-    if dense:
+    if dense := work.dense:
         facts["points out"] = len(dense.points)
         facts["ratio"] = f"{dense.effective_ratio:.2f} of {dense.ratio:g}"
         facts["budget"] = dense.limited or "not bound"
@@ -268,8 +274,8 @@ def _ms_since(started: float) -> float:
 
 def main(args: list[str] | None = None) -> None:
     """Run the node until Ctrl-C."""
-    # a part of the network's work for each core; the system shares them with the other threads
-    torch.set_num_threads(os.cpu_count() or 2)
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) // SCANS_AT_ONCE))
+    keep_allocations()
     sys.exit(run(UpsampleNode, args))
 
 

@@ -16,9 +16,10 @@ from apusmog_core.data import scans
 from apusmog_core.data.meshes import LidarPatches, MeshPatches, MixedPatches, augment
 from apusmog_core.geometry import nearest_in_batch
 from apusmog_core.losses import chamfer, ray_loss, surface_loss
+from apusmog_core.machine import keep_allocations
 from apusmog_core.model import ApuSmog
 from apusmog_core.rays import wrap
-from apusmog_core.train import keep_allocations, learning_rate, train
+from apusmog_core.train import learning_rate, train
 
 o3d = pytest.importorskip("open3d", reason="open3d makes the training data")
 TINY = {"width": 8, "heads": 2, "neighbours": 6, "encoder_hidden": 8, "decoder_hidden": 8}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.spatial import cKDTree
 
-from apusmog_core import Upsampler, threads, upsampler
+from apusmog_core import Upsampler, machine, upsampler
 from apusmog_core.config import PRESETS, ModelConfig
 from apusmog_core.geometry import farthest, geodesic_patches
 from apusmog_core.model import ApuSmog
@@ -224,6 +224,6 @@ def test_relaxing_leaves_fixed_points_and_duplicates_alone():
 
 def test_work_is_cut_into_parts_of_about_the_same_size():
     sizes = np.array([5000, 100, 200, 2500, 2400])
-    parts = threads.even_parts(sizes, 2)
+    parts = machine.even_parts(sizes, 2)
     assert [int(sizes[p].sum()) for p in parts] == [5100, 5100]
-    assert threads.even_parts(np.array([30, 40]), 8) == [slice(0, 2)]
+    assert machine.even_parts(np.array([30, 40]), 8) == [slice(0, 2)]
