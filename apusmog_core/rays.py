@@ -186,12 +186,11 @@ DEPTH_TOLERANCE = 0.5  # grid steps of depth by which a right answer may be off
 def own_density(x, y, component):
     """ln of K w_i N_i (eq. 2) at a ray, in steps from the point that carries the component.
 
-    component (6,): mean, then the factor's first, low and second entry, then ln(K w_i).
+    component (6,): mean, then the factor's first, low and second entry, then ln(K w_i N_i(mean)).
     """
     u = (x - component[0]) / component[2]
     v = (y - component[1] - component[3] * u) / component[4]
-    normal = -0.5 * (u * u + v * v) - np.log(2 * np.pi * component[2] * component[4])
-    return component[5] + normal
+    return component[5] - 0.5 * (u * u + v * v)
 
 
 @machine_code

@@ -225,6 +225,33 @@ def exponential(x):
 
 
 @machine_code
+def sine_and_cosine(x):
+    """sin(pi x) and cos(pi x), from the Taylor series of half the angle within a turn."""
+    turn = x - np.float32(2) * np.floor(np.float32(0.5) * x + np.float32(0.5))  # [-1, 1)
+    h = turn * np.float32(np.pi / 2)
+    u = h * h
+    s = np.float32(-1 / 39916800) * u + np.float32(1 / 362880)
+    s = s * u + np.float32(-1 / 5040)
+    s = s * u + np.float32(1 / 120)
+    s = s * u + np.float32(-1 / 6)
+    s = (s * u + np.float32(1)) * h
+    c = np.float32(1 / 479001600) * u + np.float32(-1 / 3628800)
+    c = c * u + np.float32(1 / 40320)
+    c = c * u + np.float32(-1 / 720)
+    c = c * u + np.float32(1 / 24)
+    c = c * u + np.float32(-0.5)
+    c = c * u + np.float32(1)
+    return np.float32(2) * s * c, np.float32(1) - np.float32(2) * s * s
+
+
+@machine_code
+def tangent(x):
+    """tanh(x)."""
+    t = exponential(np.float32(-2) * abs(x))
+    return np.copysign((np.float32(1) - t) / (np.float32(1) + t), x)
+
+
+@machine_code
 def inverse_sinh(x):
     """asinh(x) = ln(|x| + sqrt(x^2 + 1)) with the sign of x; ln by exponent and mantissa."""
     y = np.abs(x)
@@ -295,8 +322,7 @@ def fourier(ray, code):
         for lane in range(LANES):
             x = ray[axis, lane] * np.float32(0.5)
             code[axis, lane] = x
-            code[sine, lane] = np.sin(np.float32(np.pi) * x)
-            code[cosine, lane] = np.cos(np.float32(np.pi) * x)
+            code[sine, lane], code[cosine, lane] = sine_and_cosine(x)
         for f in range(1, octaves):
             for lane in range(LANES):
                 s, c = code[sine + f - 1, lane], code[cosine + f - 1, lane]
@@ -442,7 +468,7 @@ def _decode(
             softmax(near)
             linear(weights.offset, y, raw)
             for lane in range(LANES):
-                raw[0, lane] = np.float32(2) * np.tanh(raw[0, lane])
+                raw[0, lane] = np.float32(2) * tangent(raw[0, lane])
             for j in range(k):
                 for lane in range(LANES):
                     raw[0, lane] += near[j, lane] * away[j, 2, lane]

@@ -58,9 +58,10 @@ class Mixture:
         return torch.logsumexp(normal + weight, dim=-1) + math.log(points.shape[1])
 
     def table(self) -> Tensor:
-        """The sensor's components (B, K, 6): mean, the factor's entries, ln(K w_i)."""
+        """The sensor's components (B, K, 6): mean, the factor's entries, ln(K w_i N_i(mean))."""
         factor = self.cholesky.flatten(2)[..., [0, 2, 3]]
-        weight = self.log_weight[..., None] + math.log(self.mean.shape[1])
+        peak = torch.log(2 * math.pi * factor[..., :1] * factor[..., 2:])
+        weight = self.log_weight[..., None] + math.log(self.mean.shape[1]) - peak
         return torch.cat((self.mean, factor, weight), dim=-1)
 
 
