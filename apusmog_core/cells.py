@@ -36,15 +36,16 @@ def fill(cell_of, cells):
 
 
 @machine_code
-def nearest_rays(rays, sizes, k):
-    """Nearest rays (n, k) of the same cloud, nearest first, itself where there are no more.
+def nearest_rays(rays, sizes, asked, asked_sizes, k):
+    """Nearest rays (m, k) of the same cloud, nearest first, itself where there are no more.
 
-    rays (n, 2) in grid steps, sizes[i] of cloud i.
+    rays (n, 2) about one apart, sizes[i] of cloud i; asked (m,) rows of them, asked_sizes[i] of
+    cloud i.
     """
-    index = np.empty((len(rays), k), np.int64)
+    index = np.empty((len(asked), k), np.int64)
     distance, nearby = np.empty(k), np.empty(k, np.int64)
-    begin = 0
-    for size in sizes:
+    begin = done = 0
+    for size, queries in zip(sizes, asked_sizes):  # noqa: B905, numba knows no `strict`
         cloud = rays[begin : begin + size]
         left, low = cloud[:, 0].min(), cloud[:, 1].min()
         width, height = cloud[:, 0].max() - left, cloud[:, 1].max() - low
@@ -54,7 +55,8 @@ def nearest_rays(rays, sizes, k):
         x, y = ((cloud[:, 0] - left) / cell), ((cloud[:, 1] - low) / cell)
         starts, order = fill(x.astype(np.int64) * rows + y.astype(np.int64), columns * rows)
         sorted_rays = cloud[order]
-        for i in range(size):
+        for query in range(done, done + queries):
+            i = asked[query] - begin
             column, row = int(x[i]), int(y[i])
             margin = min(x[i] - column, column + 1 - x[i], y[i] - row, row + 1 - y[i])
             reach, all_of_it = FIRST_RAYS, False
@@ -81,8 +83,8 @@ def nearest_rays(rays, sizes, k):
                     break
                 reach *= 2
             for j in range(k):
-                index[begin + i, j] = begin + nearby[j]
-        begin += size
+                index[query, j] = begin + nearby[j]
+        begin, done = begin + size, done + queries
     return index
 
 

@@ -84,6 +84,17 @@ class ScanPipeline:
             other.upsampler.seed = config.seed
         return other
 
+    def warm_up(self) -> None:
+        """Make a small wall dense, so that the first scan does not wait for the compiler."""
+        azimuth, elevation = np.meshgrid(
+            np.radians(np.arange(0, 8, 0.2)), np.arange(-0.1, 0.1, 0.01)
+        )
+        ray = (np.cos(azimuth), np.sin(azimuth), np.tan(elevation))
+        wall = 10 * np.stack(ray, axis=-1).reshape(-1, 3).astype(np.float32)
+        other = copy.copy(self)
+        other.ground = Ground(self.config.ground)  # the terrain is not to be learned from a wall
+        other.process(wall, np.ones(len(wall), np.float32), ratio=4.0)
+
     @property
     def device(self) -> str:
         """Where the network runs."""
@@ -253,7 +264,8 @@ def _intensity(segments: Segments, points, generated, rows, counts) -> np.ndarra
     if known.any():
         own = [index for index, all_kept in zip(rows, whole, strict=True) if all_kept]
         intensity[known] = segments.intensity[np.concatenate(own)]
-    intensity[~known] = _nearest_intensity(segments, points[~known])
+    new = np.flatnonzero(~known)
+    intensity[new] = _nearest_intensity(segments, points[new])
     return intensity
 
 
@@ -265,7 +277,7 @@ def _nearest_intensity(segments: Segments, points: np.ndarray) -> np.ndarray:
         return np.zeros(len(points), np.float32)
     from .machine import even_parts, in_threads  # imports torch
 
-    known, asked = segments.points[measured], points.astype(np.float32)
+    known, asked = segments.points[measured], points.astype(np.float32, copy=False)
     parts = even_parts(np.ones(len(asked)))
     return values[np.concatenate(in_threads(lambda rows: nearest_seen(known, asked[rows]), parts))]
 

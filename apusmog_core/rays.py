@@ -77,6 +77,7 @@ def polar(points: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarra
 RING_JITTER = np.radians(0.1)  # points closer than this in elevation are on one ring
 DEFAULT_STEPS = (np.radians(0.17), np.radians(0.42))  # an HDL-64E at 10 Hz
 WITNESSES, WITNESS_SEES = 24, 24  # points of each cloud that are asked for their neighbours
+WITNESS_CELL = np.radians(0.3)  # about the distance of these
 SAME_RAY = 1e-5  # radians
 
 
@@ -111,48 +112,35 @@ def ray_grid(points: np.ndarray, origin) -> RayGrid:
     return scan_grids([points], origin)[0][0]
 
 
-@machine_code
-def _measure_steps(azimuth, elevation, sizes):
+def _measure_steps(azimuth: np.ndarray, elevation: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Typical steps (clouds, 2) along a ring and between rings, radians; nan: cannot be seen."""
-    steps = np.full((len(sizes), 2), np.nan)
-    found = np.empty((2, WITNESSES))
-    begin = 0
-    for cloud, size in enumerate(sizes):
-        count = np.zeros(2, np.int64)
-        for witness in range(WITNESSES):
-            i = begin + min(int((witness + 0.5) / WITNESSES * size), size - 1)
-            along, between = _nearest_steps(azimuth, elevation, i, begin, begin + size)
-            for axis, step in enumerate((along, between)):
-                if step < np.inf:
-                    found[axis, count[axis]] = step
-                    count[axis] += 1
-        for axis in range(2):
-            if count[axis]:
-                steps[cloud, axis] = np.median(found[axis, : count[axis]])
-        begin += size
-    return steps
+    starts = np.cumsum(sizes) - sizes
+    spread = (np.arange(WITNESSES) + 0.5) / WITNESSES
+    asked = starts[:, None] + np.minimum(spread * sizes[:, None], sizes[:, None] - 1).astype(int)
+    asked = asked.ravel()
+    rays = np.stack((azimuth, elevation), axis=1)
+    witnesses = np.full(len(sizes), WITNESSES)
+    index = nearest_rays(rays / WITNESS_CELL, sizes, asked, witnesses, WITNESS_SEES)
+    across, up = np.moveaxis(np.abs(rays[index] - rays[asked, None]), 2, 0)  # (m, k) each
+    same_ring = up < RING_JITTER
+    along = np.where(same_ring & (across > SAME_RAY), across, np.inf).min(axis=1)
+    between = np.where(same_ring, np.inf, up).min(axis=1)
+    steps = np.stack((along, between), axis=1).reshape(-1, WITNESSES, 2)
+    return _median_of_finite(steps)
 
 
-@machine_code
-def _nearest_steps(azimuth, elevation, i, begin, end):
-    """Shortest ways from point i to one on its ring and to another ring, among its neighbours."""
-    across = np.abs(azimuth[begin:end] - azimuth[i])
-    up = np.abs(elevation[begin:end] - elevation[i])
-    square = across**2 + up**2
-    seen = min(WITNESS_SEES, len(square)) - 1
-    farthest = np.partition(square, seen)[seen]
-    along = between = np.inf
-    for j in range(len(square)):
-        if square[j] <= farthest and up[j] >= RING_JITTER:
-            between = min(between, up[j])
-        elif square[j] <= farthest and across[j] > SAME_RAY:
-            along = min(along, across[j])
-    return along, between
+def _median_of_finite(values: np.ndarray) -> np.ndarray:
+    """Median (n, c) over the second axis of values (n, m, c) that are not infinite; or nan."""
+    count = np.isfinite(values).sum(axis=1, keepdims=True)
+    middle = [np.maximum(count - 1, 0) // 2, np.minimum(count // 2, values.shape[1] - 1)]
+    low, high = (np.take_along_axis(np.sort(values, axis=1), m, axis=1)[:, 0] for m in middle)
+    return np.where(count[:, 0] > 0, (low + high) / 2, np.nan)
 
 
 def ray_neighbours(grid: np.ndarray, sizes: np.ndarray, k: int) -> np.ndarray:
     """Nearest rays (n, k) of the same cloud, whatever their depth, itself first."""
-    return nearest_rays(np.ascontiguousarray(grid[:, :2], np.float64), np.asarray(sizes), k)
+    rays, sizes = np.ascontiguousarray(grid[:, :2], np.float64), np.asarray(sizes)
+    return nearest_rays(rays, sizes, np.arange(len(rays)), sizes, k)
 
 
 def grid_context(grids: list[RayGrid], coordinates: np.ndarray, sizes: np.ndarray) -> np.ndarray:

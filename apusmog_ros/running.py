@@ -13,14 +13,18 @@ from contextlib import contextmanager, suppress
 import rclpy
 from rclpy.exceptions import ParameterException
 from rclpy.executors import ExternalShutdownException
+from rclpy.signals import SignalHandlerOptions, install_signal_handlers
 
 
 def run(make_node: Callable, args: list[str] | None = None) -> int:
     """Run a node until its future `done` is, or until Ctrl-C; the exit code."""
     node, interrupted = None, False
     try:
-        rclpy.init(args=args)
+        # what takes long while a node is made ends with a KeyboardInterrupt; ROS only takes note
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
         node = make_node()
+        install_signal_handlers()
         rclpy.spin_until_future_complete(node, node.done)
         if node.done.done():
             node.done.result()  # raises what went wrong

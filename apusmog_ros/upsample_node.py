@@ -71,6 +71,8 @@ class UpsampleNode(Node):
         self._frames = Frames(self)
         self._frames.require(self._config.target_frame)
         self._pipeline = ScanPipeline(self._config)
+        self.get_logger().info("getting ready; the first start ever compiles for half a minute")
+        self._pipeline.warm_up()
         self._loading: dict[str, str] | None = None  # the network that is on its way
         self._lock = threading.Lock()  # of configuration, pipeline and loading
         self._statistics = Statistics()

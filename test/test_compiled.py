@@ -8,10 +8,11 @@ import pytest
 import torch
 from scipy.spatial import cKDTree
 
-from apusmog_core.cells import nearest_rays, nearest_seen
+from apusmog_core.cells import nearest_seen
 from apusmog_core.config import PRESETS
 from apusmog_core.model import ApuSmog
 from apusmog_core.model.compiled import LANES, CompiledApuSmog
+from apusmog_core.rays import ray_neighbours
 from apusmog_core.upsampler import Upsampler
 
 
@@ -27,7 +28,7 @@ def scene(count: int, neighbours: int = 9, per: int = 3) -> tuple[list[torch.Ten
     """Points, neighbours and context of a cloud in grid steps, and rays."""
     rng = np.random.default_rng(count)
     points = rng.uniform(0, np.sqrt(count), (count, 3)) * (1, 1, 5)
-    near = nearest_rays(points[:, :2].copy(), np.array([count]), neighbours)
+    near = ray_neighbours(points, np.array([count]), neighbours)
     context = rng.normal(size=(count, 2))
     rays = rng.uniform(-1.5, 1.5, (count, per, 2))
     given = [torch.from_numpy(a)[None] for a in (points.astype(np.float32), near)]
@@ -81,7 +82,7 @@ def test_nearest_rays_are_those_of_a_tree_for_each_cloud(stretch):
     rng = np.random.default_rng(0)
     sizes = np.array([1, 4, 300, 9])
     rays = np.concatenate([rng.uniform(0, np.sqrt(n), (n, 2)) * stretch for n in sizes])
-    index, end = nearest_rays(rays, sizes, 9), np.cumsum(sizes)
+    index, end = ray_neighbours(rays, sizes, 9), np.cumsum(sizes)
     for start, stop in zip(end - sizes, end, strict=True):
         cloud, found = rays[start:stop], index[start:stop]
         assert ((found >= start) & (found < stop)).all()

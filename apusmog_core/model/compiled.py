@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..jit import machine_code
-from .network import SENSOR_CONTEXT, ApuSmog, Decoded, Encoded
+from .network import ApuSmog, Decoded, Encoded
 
 LANES = 64  # anchors that are worked on at once
 
@@ -62,13 +62,6 @@ class CompiledApuSmog:
             raise ValueError("only networks of the sensor's domain, without encoder layers")
         self.network, self.mixture = network, network.mixture
         self._encoder, self._decoder = encoder_weights(network), decoder_weights(network)
-        self._compile()
-
-    def _compile(self) -> None:
-        """One point and one ray, so that the first scan does not wait for the compiler."""
-        points, context = torch.zeros(1, 1, 3), torch.zeros(1, 1, SENSOR_CONTEXT)
-        near = torch.zeros(1, 1, self.network.config.neighbours, dtype=torch.int64)
-        self.decode_at(self.encode(points, near, context), torch.zeros(1, 1, 1, 2), near[0, 0, :1])
 
     def encode(self, points: Tensor, neighbours: Tensor, context: Tensor, chunk: int = 0):
         """As `ApuSmog.encode`, for one patch: points (1, N, 3), neighbours (1, N, k)."""

@@ -130,7 +130,7 @@ def _number(keys):
 def _connect(centres, tolerance, adaptive):
     """Component number (m,) of centres (m, 3): chains of pairs closer than the tolerance at the
     nearer one's range. Each looks at those before it in its own and the neighbouring cells."""
-    reach = np.sqrt((centres**2).sum(axis=1))
+    reach = np.sqrt(centres[:, 0] ** 2 + centres[:, 1] ** 2 + centres[:, 2] ** 2)
     allowed = tolerance + adaptive * BAND * np.floor(reach / BAND)
     cell = allowed.max()
     x = ((centres[:, 0] - centres[:, 0].min()) / cell).astype(np.int64) + 1
@@ -142,7 +142,7 @@ def _connect(centres, tolerance, adaptive):
     parent = np.arange(len(centres))
     for i in range(len(centres)):
         below, before = cell_of[i] - 1, cell_of[i] - rows - 1
-        for first, last in ((starts[before], starts[before + 3]), (starts[below], i)):
+        for first, last in ((starts[before], starts[before + 3]), (starts[below], np.int32(i))):
             for j in range(first, last):
                 limit = min(allowed[i], allowed[j]) ** 2
                 u, v = centres[i, 0] - centres[j, 0], centres[i, 1] - centres[j, 1]
