@@ -444,6 +444,15 @@ def test_ctrl_c_in_the_middle_of_a_scan_ends_the_node_within_a_second(ros, proce
     assert child.returncode == 0 and "Traceback" not in said
 
 
+def test_ctrl_c_ends_a_node_that_is_still_compiling(ros, process, monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # nothing is kept from before
+    child = process()
+    assert any("getting ready" in line for line in child.stdout)
+    child.send_signal(signal.SIGINT)
+    said, _ = child.communicate(timeout=10)
+    assert child.returncode == 0 and "Traceback" not in said and "upsampling" not in said
+
+
 @pytest.mark.parametrize("wrong", ["ratio:=-2", "ratio:=x", "weights:=none", "seed:=1.5"])
 def test_a_wrong_parameter_at_the_start_is_one_line_and_an_exit_code(ros, capfd, wrong):
     with pytest.raises(SystemExit) as ended:
