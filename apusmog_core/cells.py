@@ -50,7 +50,8 @@ def nearest_rays(rays, sizes, asked, asked_sizes, k):
         left, low = cloud[:, 0].min(), cloud[:, 1].min()
         width, height = cloud[:, 0].max() - left, cloud[:, 1].max() - low
         most = 16 * size  # cells: memory for sparse clouds, too
-        cell = max(1.0, width / most, height / most, np.sqrt(width * height / most))
+        cell = max(width / most, height / most, np.sqrt(width * height / most))
+        cell = max(cell, min(1.0, np.sqrt(width * height / size)), 1e-9)  # smaller in a crowd
         columns, rows = int(width / cell) + 1, int(height / cell) + 1
         x, y = ((cloud[:, 0] - left) / cell), ((cloud[:, 1] - low) / cell)
         starts, order = fill(x.astype(np.int64) * rows + y.astype(np.int64), columns * rows)
@@ -70,6 +71,8 @@ def nearest_rays(rays, sizes, asked, asked_sizes, k):
                         continue
                     first = starts[c * rows + max(row - reach, 0)]
                     for place in range(first, starts[c * rows + min(row + reach + 1, rows)]):
+                        if distance[k - 1] == 0:
+                            break  # as many copies of one ray as are asked for
                         across = sorted_rays[place, 0] - cloud[i, 0]
                         up = sorted_rays[place, 1] - cloud[i, 1]
                         square = across * across + up * up

@@ -2,6 +2,7 @@
 """Machine code beside what it replaces: the network in PyTorch, and scipy's trees."""
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -91,6 +92,19 @@ def test_nearest_rays_are_those_of_a_tree_for_each_cloud(stretch):
         away = np.linalg.norm(rays[found[:, :k]] - cloud[:, None], axis=2)
         assert np.allclose(away, expected)
         assert (found[:, k:] == np.arange(start, stop)[:, None]).all()
+
+
+def test_crowds_and_copies_of_rays_take_no_longer_than_others():
+    rng = np.random.default_rng(0)
+    count = np.array([100_000])
+    apart, crowd, copies = (rng.random((100_000, 2)) * size for size in (300, 1e-3, 0))
+    ray_neighbours(apart, count, 9)  # compiles
+    seconds = []
+    for rays in (apart, crowd, copies):
+        start = time.perf_counter()
+        ray_neighbours(rays, count, 9)
+        seconds.append(time.perf_counter() - start)
+    assert max(seconds) < 10 * seconds[0]
 
 
 def test_the_nearest_point_around_the_sensor_is_that_of_a_tree_wherever_it_lies():

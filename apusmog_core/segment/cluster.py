@@ -12,6 +12,7 @@ from ..config import ClusterConfig
 from ..jit import machine_code
 
 STANDING_CELL = 0.5  # metres
+MOST_CELLS = 1000  # to each side, for small tolerances in a wide scan
 BAND = 10.0  # metres of range that share one tolerance, where it grows with range
 SCATTER = 0x9E3779B97F4A7C15 - (1 << 64)  # odd and irregular: sends like keys to unlike places
 BANDS = 64  # beyond the last the voxels do not grow any more
@@ -46,7 +47,8 @@ def where_something_stands(points: np.ndarray, height: float) -> np.ndarray:
 def _standing(points, left, low, height):
     columns = int((points[:, 0].max() - left) / STANDING_CELL) + 3  # a border of empty cells
     rows = int((points[:, 1].max() - low) / STANDING_CELL) + 3
-    top, bottom = np.full((columns, rows), -np.inf), np.full((columns, rows), np.inf)
+    top = np.full((columns, rows), -np.inf, np.float32)
+    bottom = np.full((columns, rows), np.inf, np.float32)
     for i in range(len(points)):
         x = int((points[i, 0] - left) / STANDING_CELL) + 1
         y = int((points[i, 1] - low) / STANDING_CELL) + 1
@@ -132,9 +134,11 @@ def _connect(centres, tolerance, adaptive):
     nearer one's range. Each looks at those before it in its own and the neighbouring cells."""
     reach = np.sqrt(centres[:, 0] ** 2 + centres[:, 1] ** 2 + centres[:, 2] ** 2)
     allowed = tolerance + adaptive * BAND * np.floor(reach / BAND)
-    cell = allowed.max()
-    x = ((centres[:, 0] - centres[:, 0].min()) / cell).astype(np.int64) + 1
-    y = ((centres[:, 1] - centres[:, 1].min()) / cell).astype(np.int64) + 1
+    left, low = centres[:, 0].min(), centres[:, 1].min()
+    across, along = centres[:, 0].max() - left, centres[:, 1].max() - low
+    cell = max(allowed.max(), across / MOST_CELLS, along / MOST_CELLS)
+    x = ((centres[:, 0] - left) / cell).astype(np.int64) + 1
+    y = ((centres[:, 1] - low) / cell).astype(np.int64) + 1
     rows = y.max() + 2  # a border of empty cells
     cell_of = x * rows + y
     starts, order = fill(cell_of, (x.max() + 2) * rows)
