@@ -47,13 +47,7 @@ def nearest_rays(rays, sizes, asked, asked_sizes, k):
     begin = done = 0
     for size, queries in zip(sizes, asked_sizes):  # noqa: B905, numba knows no `strict`
         cloud = rays[begin : begin + size]
-        left, low = cloud[:, 0].min(), cloud[:, 1].min()
-        width, height = cloud[:, 0].max() - left, cloud[:, 1].max() - low
-        most = 16 * size  # cells: memory for sparse clouds, too
-        cell = max(width / most, height / most, np.sqrt(width * height / most))
-        cell = max(cell, min(1.0, np.sqrt(width * height / size)), 1e-9)  # smaller in a crowd
-        columns, rows = int(width / cell) + 1, int(height / cell) + 1
-        x, y = ((cloud[:, 0] - left) / cell), ((cloud[:, 1] - low) / cell)
+        x, y, cell, columns, rows = _cells_of(cloud)
         starts, order = fill(x.astype(np.int64) * rows + y.astype(np.int64), columns * rows)
         sorted_rays = cloud[order]
         for query in range(done, done + queries):
@@ -89,6 +83,19 @@ def nearest_rays(rays, sizes, asked, asked_sizes, k):
                 index[query, j] = begin + nearby[j]
         begin, done = begin + size, done + queries
     return index
+
+
+@machine_code
+def _cells_of(cloud):
+    """Where rays (n, 2) lie, in cells; the length of a cell, and how many there are."""
+    size = len(cloud)
+    left, low = cloud[:, 0].min(), cloud[:, 1].min()
+    width, height = cloud[:, 0].max() - left, cloud[:, 1].max() - low
+    most = 16 * size  # cells: memory for sparse clouds, too
+    cell = max(width / most, height / most, np.sqrt(width * height / most))
+    cell = max(cell, min(1.0, np.sqrt(width * height / size)), 1e-9)  # smaller in a crowd
+    x, y = (cloud[:, 0] - left) / cell, (cloud[:, 1] - low) / cell
+    return x, y, cell, int(width / cell) + 1, int(height / cell) + 1
 
 
 # --- points around the sensor --------------------------------------------------------------------

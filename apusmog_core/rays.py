@@ -133,7 +133,8 @@ def _median_of_finite(values: np.ndarray) -> np.ndarray:
     """Median (n, c) over the second axis of values (n, m, c) that are not infinite; or nan."""
     count = np.isfinite(values).sum(axis=1, keepdims=True)
     middle = [np.maximum(count - 1, 0) // 2, np.minimum(count // 2, values.shape[1] - 1)]
-    low, high = (np.take_along_axis(np.sort(values, axis=1), m, axis=1)[:, 0] for m in middle)
+    values = np.sort(values, axis=1)  # infinite ones last
+    low, high = (np.take_along_axis(values, m, axis=1)[:, 0] for m in middle)
     return np.where(count[:, 0] > 0, (low + high) / 2, np.nan)
 
 

@@ -37,7 +37,7 @@ def run(make_node: Callable, args: list[str] | None = None) -> int:
     except Exception:
         if rclpy.ok():
             raise
-        interrupted = True  # while the node was being made
+        interrupted = True  # ROS went down under what was being done
     finally:
         if node is not None:
             node.close()

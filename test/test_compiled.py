@@ -12,7 +12,8 @@ from scipy.spatial import cKDTree
 from apusmog_core.cells import nearest_seen
 from apusmog_core.config import PRESETS
 from apusmog_core.model import ApuSmog
-from apusmog_core.model.compiled import LANES, CompiledApuSmog
+from apusmog_core.model.blocks import LANES
+from apusmog_core.model.compiled import CompiledApuSmog
 from apusmog_core.rays import ray_neighbours
 from apusmog_core.upsampler import Upsampler
 

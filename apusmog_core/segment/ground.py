@@ -57,6 +57,11 @@ def _is_near(point):
 
 
 @machine_code
+def _near_cell(point):
+    return int((point[0] + PLENTY) / PLENTY_CELL), int((point[1] + PLENTY) / PLENTY_CELL)
+
+
+@machine_code
 def _thinned(points):
     """Indices of the points that are asked: all, or one of a few near ones if these are many."""
     near = 0
@@ -84,14 +89,11 @@ def _by_their_cells(points, asked, told, level):
         i, answer = asked[n], told[n]
         ground[i], known[i] = answer, True
         if answer and _is_near(points[i]):
-            x = int((points[i, 0] + PLENTY) / PLENTY_CELL)
-            y = int((points[i, 1] + PLENTY) / PLENTY_CELL)
-            highest[x, y] = max(highest[x, y], points[i, 2])
+            cell = _near_cell(points[i])
+            highest[cell] = max(highest[cell], points[i, 2])
     for i in range(len(points)):
         if not known[i]:
-            x = int((points[i, 0] + PLENTY) / PLENTY_CELL)
-            y = int((points[i, 1] + PLENTY) / PLENTY_CELL)
-            ground[i] = points[i, 2] < highest[x, y] + LITTLE
+            ground[i] = points[i, 2] < highest[_near_cell(points[i])] + LITTLE
         if points[i, 0] ** 2 + points[i, 1] ** 2 < UNKNOWN**2:
             ground[i] |= points[i, 2] < level
     return ground
