@@ -19,6 +19,8 @@ def even_parts(sizes: np.ndarray, parts: int | None = None) -> list[slice]:
     parts = parts or torch.get_num_threads()
     total = int(sizes.sum())
     parts = max(1, min(parts, len(sizes), total // WORTH_A_THREAD))
+    if parts == 1:
+        return [slice(0, len(sizes))]
     middle = np.cumsum(sizes) - sizes / 2
     cuts = np.searchsorted(middle, total * np.arange(1, parts) / parts)
     edges = np.unique(np.concatenate(([0], cuts, [len(sizes)])))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .cells import nearest_rays
+from .cells import fill, nearest_rays
 from .jit import machine_code
 
 # --- coordinates ----------------------------------------------------------------------------------
@@ -36,25 +36,28 @@ class RayGrid:
 
     def to_points(self, grid: np.ndarray) -> np.ndarray:
         """Grid coordinates (n, 3) -> Cartesian (n, 3)."""
-        return to_points([self], grid, np.array([len(grid)]))
+        return to_points([self], grid, np.array([len(grid)]), np.zeros((1, 3)))
 
 
-def to_points(grids: Sequence[RayGrid], coordinates: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Coordinates (n, 3) of all grids, sizes[i] of grid i -> Cartesian (n, 3)."""
+def to_points(
+    grids: Sequence[RayGrid], coordinates: np.ndarray, sizes: np.ndarray, centres: np.ndarray
+) -> np.ndarray:
+    """Coordinates (n, 3), sizes[i] of grid i from its centre (clouds, 3) -> Cartesian (n, 3)."""
     values = np.array([(g.step_azimuth, g.step_elevation, g.forward, *g.origin) for g in grids])
-    return _to_points(values.reshape(-1, 6), coordinates, np.asarray(sizes))
+    return _to_points(values.reshape(-1, 6), coordinates, np.asarray(sizes), centres)
 
 
 @machine_code
-def _to_points(values, coordinates, sizes):
+def _to_points(values, coordinates, sizes, centres):
     points = np.empty((len(coordinates), 3))
     end = 0
     for grid, size in enumerate(sizes):
         along, up, forward, x, y, z = values[grid]
         start, end = end, end + size
         for i in range(start, end):
-            azimuth, elevation = coordinates[i, 0] * along + forward, coordinates[i, 1] * up
-            reach = np.exp(coordinates[i, 2] * up)
+            azimuth = (coordinates[i, 0] + centres[grid, 0]) * along + forward
+            elevation = (coordinates[i, 1] + centres[grid, 1]) * up
+            reach = np.exp((coordinates[i, 2] + centres[grid, 2]) * up)
             level = reach * np.cos(elevation)
             points[i, 0] = x + level * np.cos(azimuth)
             points[i, 1] = y + level * np.sin(azimuth)
@@ -121,12 +124,22 @@ def _measure_steps(azimuth: np.ndarray, elevation: np.ndarray, sizes: np.ndarray
     rays = np.stack((azimuth, elevation), axis=1)
     witnesses = np.full(len(sizes), WITNESSES)
     index = nearest_rays(rays / WITNESS_CELL, sizes, asked, witnesses, WITNESS_SEES)
-    across, up = np.moveaxis(np.abs(rays[index] - rays[asked, None]), 2, 0)  # (m, k) each
-    same_ring = up < RING_JITTER
-    along = np.where(same_ring & (across > SAME_RAY), across, np.inf).min(axis=1)
-    between = np.where(same_ring, np.inf, up).min(axis=1)
-    steps = np.stack((along, between), axis=1).reshape(-1, WITNESSES, 2)
-    return _median_of_finite(steps)
+    return _median_of_finite(_least_steps(rays, asked, index).reshape(-1, WITNESSES, 2))
+
+
+@machine_code
+def _least_steps(rays, asked, index):
+    """Least steps (m, 2) along a ring and to another among the neighbours (m, k) of rays asked."""
+    steps = np.full((len(asked), 2), np.inf)
+    for i in range(len(asked)):
+        for j in index[i]:
+            across = abs(rays[j, 0] - rays[asked[i], 0])
+            up = abs(rays[j, 1] - rays[asked[i], 1])
+            if up >= RING_JITTER:
+                steps[i, 1] = min(steps[i, 1], up)
+            elif across > SAME_RAY:
+                steps[i, 0] = min(steps[i, 0], across)
+    return steps
 
 
 def _median_of_finite(values: np.ndarray) -> np.ndarray:
@@ -298,30 +311,45 @@ def lattice_rays(
             yield lowest, *_rays_of(straight, down, x[across:], way[across:])
 
 
-def _rays_of(aside, gap, x, way) -> tuple[np.ndarray, np.ndarray]:
+@machine_code
+def _rays_of(aside, gap, x, way):
     """Rays (a, s, 2) and tiers (a, s) at x (s,) of an azimuth step, part of the `way` (s,) up."""
-    rays = np.stack((x + aside[:, None] * way, gap[:, None] * way), axis=-1)
-    return rays.astype(np.float32), np.broadcast_to((x > 0).astype(np.int64), rays.shape[:2])
+    rays = np.empty((len(aside), len(x), 2), np.float32)
+    tiers = np.empty((len(aside), len(x)), np.int8)
+    for i in range(len(aside)):
+        for j in range(len(x)):
+            rays[i, j, 0] = x[j] + aside[i] * way[j]
+            rays[i, j, 1] = gap[i] * way[j]
+            tiers[i, j] = x[j] > 0
+    return rays, tiers
 
 
-def best_of_each(
-    owner: np.ndarray, sure: np.ndarray, tier: np.ndarray, counts: np.ndarray, seed: int
-) -> np.ndarray:
+@machine_code
+def best_of_each(owner, sure, tier, counts, seed):
     """Rows of the candidates that stay, counts[i] of owner i, together in the order of owners.
 
     Coarse tiers of the lattice come before fine ones, and likely points before unlikely ones. The
     last tier is seldom needed whole: there the choice is arbitrary, so that it stays even.
     """
-    sure = np.nan_to_num(sure)  # of weights that training has broken
-    even = np.empty(len(owner))
-    together = np.argsort(owner, kind="stable")
-    even[together] = ((_rank(owner[together], len(counts)) + seed) * GOLDEN) % 1
-    later = tier + 2 * (sure < LIKELY)  # 0 to 3
-    place = np.where(tier == 0, 1 - sure, even)
-    order = np.argsort(8.0 * owner + 2.0 * later + place)
-    return order[_rank(owner[order], len(counts)) < counts[owner[order]]]
-
-
-def _rank(owner: np.ndarray, owners: int) -> np.ndarray:
-    """Number (n,) of each among those of its owner, from zero; owners in ascending order."""
-    return np.arange(len(owner)) - np.searchsorted(owner, np.arange(owners))[owner]
+    starts, order = fill(owner, len(counts))
+    chosen, end = np.empty(len(owner), np.int64), 0
+    for i in range(len(counts)):
+        mine = order[starts[i] : starts[i + 1]]
+        place = np.empty(len(mine))
+        for rank in range(len(mine)):
+            row = mine[rank]
+            unsure = not sure[row] >= LIKELY  # nan, too, of weights that training has broken
+            even = ((rank + seed) * GOLDEN) % 1
+            place[rank] = 2 * (tier[row] + 2 * unsure)
+            place[rank] += even if tier[row] else 1 - (sure[row] if sure[row] >= 0 else 0)
+        count = min(counts[i], len(mine))
+        if count == 0:
+            continue
+        last = np.partition(place, count - 1)[count - 1]
+        equal = count - np.sum(place < last)
+        for rank in range(len(mine)):
+            equal -= place[rank] == last
+            if place[rank] < last or (place[rank] == last and equal >= 0):
+                chosen[end] = mine[rank]
+                end += 1
+    return chosen[:end]

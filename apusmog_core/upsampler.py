@@ -157,16 +157,20 @@ class Upsampler:
         steps = ((g.step_azimuth, g.step_elevation) for g in grids)
         levels = np.array([lattice(*s, ratio) for s, ratio in zip(steps, ratios, strict=True)])
         limits = seen_elevations(grid, grids, sizes)
+        context = grid_context(grids, grid, sizes)
         begin = np.concatenate(([0], np.cumsum(sizes)))
+        centres = np.add.reduceat(grid, begin[:-1]) / sizes[:, None]
+        grid -= np.repeat(centres, sizes, axis=0)  # float32 is enough from here on
+        limits -= centres[:, 1:2]
 
         new = np.array(counts) - (sizes if keep_input else 0)
 
         def cast(part: slice) -> np.ndarray:
             rows = slice(begin[part.start], begin[part.stop])
-            given = (grid[rows], grids[part], sizes[part], levels[part], limits[part])
+            given = (grid[rows], context[rows], sizes[part], levels[part], limits[part])
             found, sure, tier, owner = self._cast(*given, keep_input)
             chosen = best_of_each(owner, sure, tier, new[part], self.seed)
-            return to_points(grids[part], found[chosen], new[part])
+            return to_points(grids[part], found[chosen], new[part], centres[part])
 
         # a core for each part of the work is worth more than all cores for each operation
         parts = in_threads(cast, even_parts(sizes, None if self.device.type == "cpu" else 1))
@@ -175,22 +179,22 @@ class Upsampler:
             return dense
         return [np.concatenate(pair) for pair in zip(clouds, dense, strict=True)]
 
-    def _cast(self, grid, grids, sizes, levels, limits, keep_input):
-        """The rays of a denser sensor: coordinates (m, 3), confidence, tier and cloud of each."""
+    def _cast(self, grid, context, sizes, levels, limits, keep_input):
+        """The rays of a denser sensor: coordinates (m, 3), confidence, tier and cloud of each.
+
+        grid (n, 3) are the points in steps from their cloud's centre, context (n, 2) their scale;
+        levels and limits (clouds, 2) are the lattice and what the sensor sees of elevations.
+        """
         cloud = np.repeat(np.arange(len(sizes)), sizes)
         near = ray_neighbours(grid, sizes, self.config.neighbours)
-        centre = (np.add.reduceat(grid, np.cumsum(sizes) - sizes) / sizes[:, None])[cloud]
-        local = (grid - centre).astype(np.float32)
-        context = grid_context(grids, grid, sizes)
-        gap = np.exp(context[:, 0])
+        local, gap = grid.astype(np.float32), np.exp(context[:, 0])
         points, index, scale = (
             torch.from_numpy(a)[None].to(self.device) for a in (local, near, context)
         )
-        limits = limits - centre[np.cumsum(sizes) - 1, 1:2]
         results = []
         with torch.inference_mode(), self._autocast():
             encoded = self._caster.encode(points, index, scale, CHUNK)
-            components = self._caster.mixture(encoded).table()[0].float().cpu().numpy()
+            components = self._caster.components(encoded)[0].float().cpu().numpy()
             gaps = ring_gaps(local, near)
             for anchors, rays, tier in lattice_rays(gaps, levels[cloud], keep_input):
                 chosen = torch.from_numpy(anchors).to(self.device)
@@ -200,8 +204,7 @@ class Upsampler:
                 found, hit, log_scale = (t[0].float().cpu().numpy() for t in answers)
                 asked = (rays, anchors, components, gap, cloud, limits)
                 sure = judge(found, hit, log_scale, *asked)
-                anchor = np.repeat(anchors, rays.shape[1])
-                results.append((found + centre[anchor], sure, tier.ravel(), cloud[anchor]))
+                results.append((found, sure, tier.ravel(), cloud[anchors].repeat(rays.shape[1])))
         return (np.concatenate(column) for column in zip(*results, strict=True))
 
     # --- clouds seen from nowhere ---

@@ -40,7 +40,12 @@ def scene(count: int, neighbours: int = 9, per: int = 3) -> tuple[list[torch.Ten
 
 @pytest.mark.parametrize("count", [1, LANES - 1, LANES, 3 * LANES + 1])
 @pytest.mark.parametrize(
-    "changes", [{}, dict(width=12, decoder_layers=2), dict(neighbours=5, frequencies=3)]
+    "changes",
+    [
+        {},
+        dict(width=12, decoder_layers=2),
+        dict(neighbours=5, frequencies=3, learned_weights=False),
+    ],
 )
 def test_machine_code_gives_the_answers_of_the_network(count, changes):
     slow = network(**changes)
@@ -50,6 +55,8 @@ def test_machine_code_gives_the_answers_of_the_network(count, changes):
     expected, found = (n.decode_at(n.encode(*cloud), rays, anchors) for n in (slow, quick))
     for name in ("coarse", "log_scale", "hit"):
         assert torch.allclose(getattr(found, name), getattr(expected, name), atol=2e-4), name
+    expected, found = (n.components(n.encode(*cloud)) for n in (slow, quick))
+    assert torch.allclose(found, expected, atol=2e-4)
 
 
 def test_a_cloud_comes_out_the_same_with_and_without_machine_code():

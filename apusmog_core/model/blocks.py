@@ -38,8 +38,8 @@ def linear(layer, x, y):
 def perceptron(layers, x, hidden, y):
     linear(layers[0], x, hidden)
     for c in range(layers[0].weight.shape[0]):
-        for lane in range(LANES):
-            hidden[c, lane] = max(hidden[c, lane], np.float32(0))
+        for lane in range(LANES):  # ReLU; max() in place becomes a branch, for one at a time
+            hidden[c, lane] = np.float32(0.5) * (hidden[c, lane] + abs(hidden[c, lane]))
     linear(layers[1], hidden, y)
 
 
@@ -71,7 +71,7 @@ def normalise(x, y):
 
 @machine_code
 def exponential(x):
-    """e^x for x <= 0 without a branch or a call, so that it is done for many at once."""
+    """e^x for x <= 2 without a branch or a call, so that it is done for many at once."""
     x = max(x, np.float32(-80)) * np.float32(1 / 64)
     p = np.float32(1 / 720) * x + np.float32(1 / 120)
     p = p * x + np.float32(1 / 24)
@@ -131,13 +131,21 @@ def inverse_sinh(x):
 
 
 @machine_code
+def largest(x):
+    """Of each column of x (k, columns)."""
+    top, other = x[0].copy(), np.empty(x.shape[1], np.float32)
+    for j in range(1, x.shape[0]):
+        for i in range(x.shape[1]):  # not in place, as in `perceptron`
+            other[i] = max(top[i], x[j, i])
+        top, other = other, top
+    return top
+
+
+@machine_code
 def softmax(x):
     """In place, over the rows of x (k, columns)."""
     count, columns = x.shape
-    top, total = x[0].copy(), np.zeros(columns, np.float32)
-    for j in range(1, count):
-        for i in range(columns):
-            top[i] = max(top[i], x[j, i])
+    top, total = largest(x), np.zeros(columns, np.float32)
     for j in range(count):
         for i in range(columns):
             x[j, i] = exponential(x[j, i] - top[i])
@@ -147,6 +155,20 @@ def softmax(x):
     for j in range(count):
         for i in range(columns):
             x[j, i] *= total[i]
+
+
+@machine_code
+def attend(x, values, result):
+    """Mean of values (k, columns) with the softmax of x (k, columns) as weights -> (columns,)."""
+    top, total = largest(x), np.zeros(x.shape[1], np.float32)
+    result[:] = 0
+    for j in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            weight = exponential(x[j, i] - top[i])
+            total[i] += weight
+            result[i] += weight * values[j, i]
+    for i in range(x.shape[1]):
+        result[i] /= total[i]
 
 
 @machine_code

@@ -18,7 +18,9 @@ from ..jit import machine_code
 from .blocks import (
     LANES,
     add,
+    attend,
     block,
+    exponential,
     fourier,
     inverse_sinh,
     linear,
@@ -30,6 +32,7 @@ from .blocks import (
     weighted,
 )
 from .network import ApuSmog, Decoded, Encoded
+from .smog import INITIAL_SPREAD
 
 
 class Linear(NamedTuple):
@@ -63,7 +66,8 @@ class DecoderWeights(NamedTuple):
 
 
 def supports(network: ApuSmog) -> bool:
-    return network.config.domain == "sensor" and not len(network.encoder)
+    config = network.config
+    return config.domain == "sensor" and config.covariance == "tanh" and not len(network.encoder)
 
 
 class CompiledApuSmog:
@@ -71,9 +75,12 @@ class CompiledApuSmog:
 
     def __init__(self, network: ApuSmog):
         if not supports(network):
-            raise ValueError("only networks of the sensor's domain, without encoder layers")
-        self.network, self.mixture = network, network.mixture
+            raise ValueError(
+                "only networks of the sensor's domain, with covariance 'tanh' and no encoder layers"
+            )
+        self.network = network
         self._encoder, self._decoder = encoder_weights(network), decoder_weights(network)
+        self._mixture = pack_mlp(network.mixture_head.xi)
 
     def encode(self, points: Tensor, neighbours: Tensor, context: Tensor, chunk: int = 0):
         """As `ApuSmog.encode`, for one patch: points (1, N, 3), neighbours (1, N, k)."""
@@ -84,6 +91,14 @@ class CompiledApuSmog:
         _encode(self._encoder, offsets, context[0].numpy(), features, told)
         features, told, offsets = (torch.from_numpy(a)[None] for a in (features, told, offsets))
         return Encoded(points, None, neighbours, offsets, features, features, told)
+
+    def components(self, encoded: Encoded) -> Tensor:
+        """As `ApuSmog.components`."""
+        table = _components(self._mixture, encoded.features[0].numpy(), INITIAL_SPREAD["sensor"])
+        if self.network.config.learned_weights:
+            weight = table[:, 6]
+            table[:, 5] += weight - np.logaddexp.reduce(weight) + np.log(len(weight))
+        return torch.from_numpy(table[:, :6])[None]
 
     def decode_at(self, encoded: Encoded, samples: Tensor, anchors: Tensor, chunk: int = 0):
         """As `ApuSmog.decode_at`, for one patch: samples (1, K, s, 2) of anchors (K,)."""
@@ -206,18 +221,48 @@ def _encode(weights, offsets, context, features, told):
                 for lane in range(LANES):
                     x[c, lane] = delta[j, c, lane] + query[c, lane]
             perceptron(weights.gamma, x, hidden, gamma[j])
-        softmax(gamma.reshape(k, width * LANES))
-        for c in range(width):
-            for lane in range(LANES):
-                result[c, lane] = value[c, lane]  # the weights sum to one
-            for j in range(k):
-                for lane in range(LANES):
-                    result[c, lane] += gamma[j, c, lane] * delta[j, c, lane]
+        columns = width * LANES
+        attend(gamma.reshape(k, columns), delta.reshape(k, columns), result.reshape(columns))
+        add(result, value)  # the weights sum to one
         linear(weights.told, result, spread)
         for lane in range(min(LANES, count - start)):
             for c in range(width):
                 features[start + lane, c] = result[c, lane]
                 told[start + lane, c] = spread[c, lane]
+
+
+@machine_code
+def _components(weights, features, spread):
+    """features (N, D) -> (N, 7): eq. (3) as in `Mixture.table`, and the weight before its softmax.
+
+    The sixth column is ln N_i at the mean, without the weight.
+    """
+    count, width = features.shape
+    x, hidden, raw = block(width), block(weights[0].weight.shape[0]), block(6)
+    sigma, spread = block(4), np.float32(spread)
+    peak = -np.log(2 * np.pi * spread * spread)
+    table = np.empty((count, 7), np.float32)
+    for start in range(0, count, LANES):
+        for lane in range(LANES):
+            for c in range(width):
+                x[c, lane] = features[lane_of(start, lane, count), c]
+        perceptron(weights, x, hidden, raw)
+        for c in (0, 1, 4):
+            for lane in range(LANES):
+                raw[c, lane] = tangent(raw[c, lane])
+        for c in (2, 3):
+            for lane in range(LANES):
+                raw[c, lane] = min(max(raw[c, lane], np.float32(-6)), np.float32(2))
+                sigma[c, lane] = spread * exponential(raw[c, lane])
+        for lane in range(min(LANES, count - start)):
+            row = table[start + lane]
+            correlation = np.float32(0.999) * raw[4, lane]
+            rest = 1 - correlation * correlation
+            row[0], row[1], row[2] = raw[0, lane], raw[1, lane], sigma[2, lane]
+            row[3], row[4] = correlation * sigma[3, lane], np.sqrt(rest) * sigma[3, lane]
+            row[5] = peak - raw[2, lane] - raw[3, lane] - 0.5 * np.log(rest)
+            row[6] = raw[5, lane]
+    return table
 
 
 @machine_code

@@ -143,6 +143,10 @@ class ApuSmog(nn.Module):
         rows = self.anchors()
         return self.mixture_head(encoded.features[:, rows])
 
+    def components(self, encoded: Encoded) -> Tensor:
+        """The mixture on the sensor's sphere as a table (B, K, 6), see `Mixture.table`."""
+        return self.mixture(encoded).table()
+
     def sample(self, mixture: Mixture, noise: Tensor) -> Tensor:
         """Noise (B, K, s, 2) -> samples on the sphere (B, K, s, 3), or rays (B, K, s, 2)."""
         return uniform_on_sphere(noise) if self.config.uniform_sphere else mixture.sample(noise)

@@ -101,8 +101,8 @@ def _voxels(points, tolerance, adaptive):
 
 def rows_by_label(labels: np.ndarray) -> list[np.ndarray]:
     """Rows of each label from 0 to the greatest, in their order."""
-    order = np.argsort(labels, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(labels)))[:-1]
+    starts, order = fill(labels, int(labels.max()) + 1 if len(labels) else 0)
+    return np.split(order, starts[1:])[:-1]
 
 
 def ranges(points: np.ndarray) -> np.ndarray:
