@@ -36,7 +36,11 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["apusmog_core*", "apusmog_ros*"]),
-    package_data={"apusmog_core": ["view.html"], "apusmog_core.weights": ["*"]},
+    package_data={
+        "apusmog_core": ["view.html"],
+        "apusmog_core.weights": ["*"],
+        "apusmog_ros": ["fastdds.xml"],
+    },
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
         (f"share/{NAME}", ["package.xml"]),

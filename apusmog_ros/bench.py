@@ -56,7 +56,6 @@ def throughput(
                     ratio=ratio,
                     weights=weights,
                     time_budget_ms=time_budget_ms,
-                    **{"qos.input_reliability": "reliable"},  # lost packets are not our speed
                 ),
                 child("replay_node", stdout=DEVNULL, **played),
             ):

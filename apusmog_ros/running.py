@@ -15,6 +15,8 @@ from rclpy.exceptions import ParameterException
 from rclpy.executors import ExternalShutdownException
 from rclpy.signals import SignalHandlerOptions, install_signal_handlers
 
+from .transport import make_room_for_scans
+
 
 def run(make_node: Callable, args: list[str] | None = None) -> int:
     """Run a node until its future `done` is, or until Ctrl-C; the exit code."""
@@ -22,6 +24,7 @@ def run(make_node: Callable, args: list[str] | None = None) -> int:
     try:
         # what takes long while a node is made ends with a KeyboardInterrupt; ROS only takes note
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        make_room_for_scans()
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
         node = make_node()
         install_signal_handlers()

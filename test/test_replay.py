@@ -2,6 +2,7 @@
 """Recordings: KITTI to rosbag2, and back to a topic bit by bit."""
 
 import time
+from subprocess import DEVNULL
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from rosgraph_msgs.msg import Clock  # noqa: E402
 from sensor_msgs.msg import PointCloud2  # noqa: E402
 
 from apusmog_core.data import KittiDrive, open_scans  # noqa: E402
-from apusmog_ros import bag, cloud  # noqa: E402
+from apusmog_ros import bag, cloud, transport  # noqa: E402
 from apusmog_ros.replay_node import ReplayNode, main  # noqa: E402
+from apusmog_ros.running import child  # noqa: E402
 
 
 @pytest.fixture
@@ -154,6 +156,19 @@ def test_pause_holds_and_loop_goes_on(ros, drive):
     assert answer.results[0].successful
     wait_until(lambda: len(heard) > 12, "more scans than recorded")
     assert not node.done.done()
+
+
+def test_best_effort_subscribers_of_the_same_machine_get_every_scan(ros, drive, monkeypatch):
+    for name in transport.CHOSEN_BY:
+        monkeypatch.delenv(name, raising=False)
+    if not transport.has_room():
+        pytest.skip(f"/dev/shm has less than {transport.ROOM >> 20} MB free")
+    for file in sorted((drive / "velodyne_points" / "data").iterdir()):
+        np.zeros((120_000, 4), "<f4").tofile(file)  # 1.9 MB, as the real ones
+    heard = ros.listen(PointCloud2, "points", reliable=False)
+    with child("replay_node", stdout=DEVNULL, path=drive, wait="true") as process:
+        wait_until(lambda: process.poll() is not None or len(heard) == 10, "ten scans", 60)
+    assert [msg.width for msg in heard] == 10 * [120_000]
 
 
 def test_stamps_and_clock_come_on_request(ros, drive):

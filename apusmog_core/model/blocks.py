@@ -8,7 +8,7 @@ import numpy as np
 
 from ..jit import machine_code
 
-LANES = 64  # anchors that are worked on at once
+LANES = 192  # anchors that are worked on at once: many, since every loop over them has a price
 
 
 @machine_code

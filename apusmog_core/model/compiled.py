@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sensor's network as machine code for CPUs: what `network.py` does, 64 anchors at a time.
+"""The sensor's network as machine code for CPUs: what `network.py` does, many anchors at once.
 
 PyTorch spends most of its time on a network this small between operations. Here a block of anchors
 stays in the cache from its coordinates to its answers. Arrays are (channels, LANES), so that one
