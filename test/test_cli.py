@@ -21,7 +21,7 @@ class Midpoint:
 
 @pytest.fixture
 def midpoint(monkeypatch):
-    monkeypatch.setattr(cli, "_load", lambda args: Midpoint())
+    monkeypatch.setattr(cli.clouds, "load", lambda args: Midpoint())
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_interrupting_exits_with_130(monkeypatch, cloud, tmp_path):
     def interrupt(args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_load", interrupt)
+    monkeypatch.setattr(cli.clouds, "load", interrupt)
     assert cli.main(["upsample", str(cloud), str(tmp_path / "out.ply")]) == 130
 
 

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `apusmog` command. Each subcommand imports what it needs when it runs, so help is instant."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+
+from . import clouds, networks, scores, tools
+from .arguments import one_line, say
+
+COMMANDS = {  # name: its arguments, what it does, help
+    "upsample": (
+        clouds.add_upsample,
+        clouds.upsample,
+        "upsample a cloud, or a folder of clouds",
+    ),
+    "mesh": (clouds.add_mesh, clouds.mesh, "upsample a cloud and reconstruct its surface"),
+    "train": (networks.add_train, networks.train, "train a network"),
+    "finetune": (
+        networks.add_finetune,
+        networks.finetune,
+        "continue training on your own unlabelled scans",
+    ),
+    "evaluate": (scores.add_evaluate, None, "score a network beside the baselines"),
+    "info": (networks.add_info, networks.info, "say what is in a weights file"),
+    "simulate": (
+        clouds.add_simulate,
+        clouds.simulate,
+        "write simulated LiDAR scans as a KITTI drive",
+    ),
+    "bag": (clouds.add_bag, clouds.bag, "convert a KITTI drive to a rosbag2"),
+    "export": (networks.add_export, networks.export, "export a network to ONNX"),
+    "view": (clouds.add_view, clouds.view, "make a 3-D page of clouds, bags or folders"),
+    "demo": (tools.add_demo, tools.demo, "run the whole pipeline and show what comes out"),
+    "figures": (tools.add_figures, tools.figures, "draw the pictures of the documentation"),
+    "bench": (tools.add_bench, tools.bench, "measure speed and memory, or compare two runs"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 0, 1 (failed), 2 (bad usage or input) or 130 (Ctrl-C)."""
+    args = build_parser().parse_args(argv)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
+            return args.run(args) or 0
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `apusmog ... | head`
+        sys.stdout = None
+        return 1
+    except (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        say(f"error: {one_line(error)}")
+        return 2
+    except (OSError, ImportError) as error:
+        say(f"error: {one_line(error)}")
+        return 1
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, like every other error."""
+
+    def error(self, message: str):
+        say(f"error: {message} (see '{self.prog} --help')")
+        raise SystemExit(2)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their arguments; `args.run(args)` runs the one chosen."""
+    parser = _Parser(
+        prog="apusmog",
+        description="Make sparse point clouds dense, by any real ratio, with APU-SMOG.",
+        epilog="'apusmog COMMAND --help' explains a command.",
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, (add_arguments, run, help) in COMMANDS.items():
+        command = commands.add_parser(name, help=help, description=help)
+        command.set_defaults(run=run)
+        add_arguments(command)
+    return parser

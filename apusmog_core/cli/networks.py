@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands about weights: train, finetune, info, export."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .arguments import count, say
+from .scores import print_table
+
+
+def add_train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="settings of the run (.yaml)")
+    parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="settings that differ from the file, such as data.road=FOLDER",
+    )
+
+
+def _assignment(text: str) -> tuple[str, object]:
+    import yaml
+
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set: {text!r} is not NAME=VALUE")
+    return name, yaml.safe_load(value)
+
+
+def train(args: argparse.Namespace) -> None:
+    from apusmog_core.config import TrainConfig, load_yaml, with_values
+
+    config = load_yaml(TrainConfig, args.config)  # a mistake in it shows before PyTorch loads
+    config = with_values(config, dict(map(_assignment, args.set)))
+    from apusmog_core.train import train
+
+    print(f"{train(config, resume=args.resume)}: written")
+
+
+def add_finetune(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "scans",
+        type=Path,
+        metavar="SCANS",
+        help="a KITTI drive, a bag or a folder of scans with rings",
+    )
+    parser.add_argument(
+        "--weights", required=True, metavar="W", help="what to start from: a shipped name or a file"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="F", help="the weights file to write"
+    )
+    parser.add_argument("--force", action="store_true", help="write it even if it scores worse")
+    parser.add_argument(
+        "--steps", type=count, default=400, metavar="N", help="optimiser steps (%(default)s)"
+    )
+    parser.add_argument("--rate", type=float, default=1e-4, help="learning rate (%(default)g)")
+    parser.add_argument(
+        "--frames",
+        type=count,
+        default=100,
+        metavar="N",
+        help="most scans to use, spread evenly; the last fifth is held out (%(default)s)",
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything (%(default)s)")
+
+
+def finetune(args: argparse.Namespace) -> int:
+    from apusmog_core.finetune import finetune
+
+    keys = ("force", "steps", "rate", "frames", "device", "seed")
+    options = {key: getattr(args, key) for key in keys}
+    outcome = finetune(args.scans, args.weights, args.out, **options)
+    print_table(outcome.rows)
+    if outcome.written:
+        print(f"{args.out}: written")
+        return 0
+    say(
+        f"error: {args.out}: not written, the score on held-out scans got worse; try more scans, "
+        "fewer --steps or a lower --rate (--force writes it all the same)"
+    )
+    return 1
+
+
+def add_info(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("weights", metavar="WEIGHTS", help="a shipped name or a file")
+
+
+def info(args: argparse.Namespace) -> None:
+    from apusmog_core.weights import find, read
+
+    stored = read(args.weights)
+    print(f"file: {find(args.weights)}")
+    for title in ("card", "model"):
+        for name, value in stored.get(title, {}).items():
+            print(f"{title}.{name}: {value}")
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("weights", metavar="WEIGHTS", help="a shipped name or a file")
+    parser.add_argument("--onnx", type=Path, required=True, metavar="OUT", help="the ONNX file")
+
+
+def export(args: argparse.Namespace) -> None:
+    from apusmog_core.export import export_onnx
+
+    export_onnx(args.weights, args.onnx)
+    print(f"{args.onnx}: written")

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`apusmog evaluate`: a network beside the baselines."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .arguments import add_network, count, load, ratio
+
+
+def add_evaluate(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(title="what to score on", metavar="WHAT", required=True)
+    for name, title in (("pugan", "PU-GAN"), ("pu1k", "PU1K")):
+        help = f"the shapes of {title}'s test set: CD, HD and P2F"
+        _add_shapes(kinds.add_parser(name, help=help, description=help))
+    help = "rings held out of LiDAR objects: completeness, hallucination, F"
+    _add_rings(kinds.add_parser("rings", help=help, description=help))
+    help = "train and score the rows of the paper's ablation table"
+    _add_ablation(kinds.add_parser("ablation", help=help, description=help))
+
+
+def _add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="also write the table here (.csv, .json)",
+    )
+
+
+def _add_scored(parser: argparse.ArgumentParser, weights: str) -> None:
+    add_network(parser, weights)
+    parser.add_argument(
+        "--baselines", action="store_true", help="score the baselines alone, without a network"
+    )
+    _add_out(parser)
+
+
+def _add_shapes(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=evaluate_shapes)
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="with input_2048, gt_8192 and meshes (.off) in it"
+    )
+    parser.add_argument(
+        "--ratio", type=ratio, nargs="+", default=[4.0], metavar="R", help="ratios (4)"
+    )
+    parser.add_argument(
+        "--noise",
+        type=float,
+        nargs="+",
+        default=[0.0],
+        metavar="D",
+        help="deviations of noise added to the input, in radii of the shape (0)",
+    )
+    parser.add_argument(
+        "--size",
+        type=count,
+        nargs="+",
+        default=[2048],
+        metavar="N",
+        help="points of the input (2048)",
+    )
+    _add_scored(parser, "default")
+
+
+def evaluate_shapes(args: argparse.Namespace) -> None:
+    from apusmog_core import evaluate
+    from apusmog_core.data.pugan import load_shapes
+
+    _check_results(args.out)
+    methods = dict(evaluate.SHAPE_BASELINES)
+    if not args.baselines:
+        up = load(args)
+        methods["model"] = lambda points, ratio: up.upsample(points, ratio)
+    rows = []
+    for size in args.size:
+        shapes = load_shapes(args.folder, size)
+        for by in args.ratio:
+            for noise in args.noise:
+                scored = evaluate.evaluate_shapes(_progress(shapes), methods, by, noise, args.seed)
+                rows += scored
+                print_table(scored)
+    _write_results(args.out, rows)
+
+
+def _add_rings(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=evaluate_rings)
+    parser.add_argument(
+        "scans",
+        type=Path,
+        metavar="SCANS",
+        nargs="?",
+        help="a KITTI drive, a bag or a folder of scans with rings",
+    )
+    parser.add_argument(
+        "--holdout",
+        type=Path,
+        metavar="DIR",
+        help="fixed clusters of these scans (FRAME.npz), instead of finding them",
+    )
+    parser.add_argument(
+        "--simulate",
+        type=count,
+        metavar="FRAMES",
+        help="simulated scans instead, where the true surface is known",
+    )
+    parser.add_argument(
+        "--meshes",
+        type=Path,
+        metavar="DIR",
+        help="road meshes for --simulate, beside the built-in ones",
+    )
+    parser.add_argument(
+        "--frames",
+        type=count,
+        default=20,
+        metavar="N",
+        help="most scans to use, spread evenly (%(default)s)",
+    )
+    parser.add_argument(
+        "--points",
+        type=count,
+        nargs=2,
+        metavar=("LEAST", "MOST"),
+        help="measured points of an object that is scored (64 and more); not with --holdout",
+    )
+    _add_scored(parser, "fast")
+
+
+def evaluate_rings(args: argparse.Namespace) -> None:
+    from apusmog_core import evaluate
+
+    _check_results(args.out)
+    if (args.scans is None) == (args.simulate is None):
+        raise ValueError("evaluate rings: give SCANS, or --simulate FRAMES")
+    up = None if args.baselines else load(args)
+    points = args.points or evaluate.SCORED_POINTS
+    if args.simulate:
+        cases = evaluate.simulated_cases(
+            args.simulate, args.seed, meshes=args.meshes, points=points
+        )
+    elif args.holdout:
+        cases = evaluate.ring_cases(args.scans, args.holdout)
+    else:
+        cases = evaluate.found_cases(args.scans, args.frames, points)
+    rows = evaluate.evaluate_rings(cases, up)
+    print_table(rows)
+    _write_results(args.out, rows)
+
+
+def _add_ablation(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=evaluate_ablation)
+    parser.add_argument(
+        "config", type=Path, metavar="CONFIG", help="settings of the full model's run (.yaml)"
+    )
+    parser.add_argument(
+        "--patches", type=count, required=True, metavar="N", help="patches each row is trained on"
+    )
+    parser.add_argument(
+        "--shapes",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="test set to score on, as for pugan",
+    )
+    _add_out(parser)
+
+
+def evaluate_ablation(args: argparse.Namespace) -> None:
+    from apusmog_core import evaluate
+    from apusmog_core.config import TrainConfig, load_yaml
+    from apusmog_core.data.pugan import load_shapes
+
+    _check_results(args.out)
+    config = load_yaml(TrainConfig, args.config)
+    rows = evaluate.evaluate_ablation(config, args.patches, load_shapes(args.shapes))
+    print_table(rows)
+    _write_results(args.out, rows)
+
+
+def _progress(items):
+    from tqdm import tqdm
+
+    return tqdm(items, unit="shape", leave=False, disable=None)
+
+
+def print_table(rows) -> None:
+    from apusmog_core.evaluate import format_table
+
+    print(format_table(rows), flush=True)
+
+
+def _check_results(paths: list[Path]) -> None:
+    """Before hours of work, not after."""
+    for path in paths:
+        if path.suffix not in (".csv", ".json"):
+            raise ValueError(f"{path}: results are written as .csv or .json")
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"{path}: no such folder to write to")
+
+
+def _write_results(paths: list[Path], rows) -> None:
+    from apusmog_core.evaluate import write_rows
+
+    for path in paths:
+        write_rows(path, rows)
