@@ -317,12 +317,14 @@ RING_BASELINES: dict[str, Callable[[RingCase], np.ndarray]] = {
 }
 
 
-def evaluate_rings(cases: list[RingCase], up: Upsampler | None = None) -> list[Row]:
-    """One row for each method and group of cases: baselines, model, and the sensor itself."""
-    tables = {name: score_rings(cases, method) for name, method in RING_BASELINES.items()}
+def evaluate_rings(
+    cases: list[RingCase], up: Upsampler | None = None, name: str = "model"
+) -> list[Row]:
+    """One row for each method and group of cases: baselines, `name`, and the sensor itself."""
+    tables = {title: score_rings(cases, method) for title, method in RING_BASELINES.items()}
     if up:
         pairs = zip(cases, upsample_rings(up, cases), strict=True)
-        tables["model"] = mean_rings(cases, [score_ring(case, out) for case, out in pairs])
+        tables[name] = mean_rings(cases, [score_ring(case, out) for case, out in pairs])
     tables["all rings"] = score_rings(cases, lambda case: case.full)  # what no method can beat
     groups = tables["nothing"]
     return [

@@ -74,7 +74,7 @@ def evaluate_shapes(args: argparse.Namespace) -> None:
     methods = dict(evaluate.SHAPE_BASELINES)
     if not args.baselines:
         up = load(args)
-        methods["model"] = lambda points, ratio: up.upsample(points, ratio)
+        methods[args.weights] = lambda points, ratio: up.upsample(points, ratio)
     rows = []
     for size in args.size:
         shapes = load_shapes(args.folder, size)
@@ -146,7 +146,7 @@ def evaluate_rings(args: argparse.Namespace) -> None:
         cases = evaluate.ring_cases(args.scans, args.holdout)
     else:
         cases = evaluate.found_cases(args.scans, args.frames, points)
-    rows = evaluate.evaluate_rings(cases, up)
+    rows = evaluate.evaluate_rings(cases, up, args.weights)
     print_table(rows)
     _write_results(args.out, rows)
 
