@@ -39,7 +39,7 @@ setup(
     package_data={
         "apusmog_core": ["view.html"],
         "apusmog_core.weights": ["*"],
-        "apusmog_ros": ["fastdds.xml"],
+        "apusmog_ros": ["*.xml"],
     },
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),

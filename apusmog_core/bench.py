@@ -239,7 +239,7 @@ def segment() -> Iterator[Row]:
         )
 
 
-TIME_BUDGET_MS = 90.0  # what two cores can spare for the network at 10 Hz
+TIME_BUDGET_MS = 60.0  # what two cores can spare for the network at 10 Hz
 
 
 def dds() -> Iterator[Row]:

@@ -213,6 +213,8 @@ class ModelConfig:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.domain == "sensor" and (self.attention, self.output) != ("local", "pointing"):
             raise ValueError("domain 'sensor' needs attention 'local' and output 'pointing'")
+        if self.domain == "sensor" and self.component_share != 1:
+            raise ValueError("domain 'sensor' needs a component for each point: component_share 1")
 
 
 RAYS = ModelConfig(

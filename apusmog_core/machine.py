@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,10 +14,16 @@ import torch
 WORTH_A_THREAD = 1000  # points
 
 
-def even_parts(sizes: np.ndarray, parts: int | None = None) -> list[slice]:
-    """At most `parts` (by default, PyTorch's threads) runs of clouds with about as many points
-    each; small work stays whole."""
-    parts = parts or torch.get_num_threads()
+def cores() -> int:
+    """Those that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
+def even_parts(sizes: np.ndarray, parts: int) -> list[slice]:
+    """At most `parts` runs of clouds with about as many points each; small work stays whole."""
     total = int(sizes.sum())
     parts = max(1, min(parts, len(sizes), total // WORTH_A_THREAD))
     if parts == 1:

@@ -165,7 +165,8 @@ class ScanPipeline:
         points = np.concatenate(dense) if len(clouds) else np.zeros((0, 3), np.float32)
         instance = np.repeat(np.arange(1, len(clouds) + 1, dtype=np.uint32), counts)
         with _timed(timings, "intensity"):
-            intensity = _intensity(segments, points, generated, rows, counts)
+            threads = getattr(self.upsampler, "threads", 1)
+            intensity = _intensity(segments, points, generated, rows, counts, threads)
         timings["total"] = sum(timings.values())
         return DenseScan(points, intensity, instance, generated, segments, ratio, limited, timings)
 
@@ -250,7 +251,7 @@ def visible_area(points: np.ndarray) -> float:
     return max(float(width), SMALLEST_SIDE) * max(float(height), SMALLEST_SIDE)
 
 
-def _intensity(segments: Segments, points, generated, rows, counts) -> np.ndarray:
+def _intensity(segments: Segments, points, generated, rows, counts, threads) -> np.ndarray:
     """Intensity (m,): a measured point's own, a new point's that of the nearest measured one."""
     intensity = np.zeros(len(points), np.float32)
     if not segments.intensity.any():
@@ -265,11 +266,11 @@ def _intensity(segments: Segments, points, generated, rows, counts) -> np.ndarra
         own = [index for index, all_kept in zip(rows, whole, strict=True) if all_kept]
         intensity[known] = segments.intensity[np.concatenate(own)]
     new = np.flatnonzero(~known)
-    intensity[new] = _nearest_intensity(segments, points[new])
+    intensity[new] = _nearest_intensity(segments, points[new], threads)
     return intensity
 
 
-def _nearest_intensity(segments: Segments, points: np.ndarray) -> np.ndarray:
+def _nearest_intensity(segments: Segments, points: np.ndarray, threads: int) -> np.ndarray:
     """Intensity (m,) of the measured instance point nearest to each point."""
     measured = np.flatnonzero(segments.instance)
     values = segments.intensity[measured]
@@ -278,7 +279,7 @@ def _nearest_intensity(segments: Segments, points: np.ndarray) -> np.ndarray:
     from .machine import even_parts, in_threads  # imports torch
 
     known, asked = segments.points[measured], points.astype(np.float32, copy=False)
-    parts = even_parts(np.ones(len(asked)))
+    parts = even_parts(np.ones(len(asked)), threads)
     return values[np.concatenate(in_threads(lambda rows: nearest_seen(known, asked[rows]), parts))]
 
 

@@ -54,6 +54,8 @@ class Upsampler:
         self.config = network.config
         self.seed = seed
         self.dtype = getattr(torch, precision)
+        # read once: while one scan is shared among threads, new ones see a count of one
+        self.threads = torch.get_num_threads()
         self._place(network.eval().requires_grad_(False), torch.device(device))
 
     def _place(self, network: ApuSmog, device: torch.device) -> None:
@@ -170,10 +172,14 @@ class Upsampler:
             given = (grid[rows], context[rows], sizes[part], levels[part], limits[part])
             found, sure, tier, owner = self._cast(*given, keep_input)
             chosen = best_of_each(owner, sure, tier, new[part], self.seed)
+            if len(chosen) != new[part].sum():
+                raise RuntimeError("a lattice with too few rays: please report this")
             return to_points(grids[part], found[chosen], new[part], centres[part])
 
         # a core for each part of the work is worth more than all cores for each operation
-        parts = in_threads(cast, even_parts(sizes, None if self.device.type == "cpu" else 1))
+        parts = in_threads(
+            cast, even_parts(sizes, self.threads if self.device.type == "cpu" else 1)
+        )
         dense = np.split(np.concatenate(parts), np.cumsum(new)[:-1])
         if not keep_input:
             return dense

@@ -32,8 +32,8 @@ def throughput(
     scans: str | Path,
     seconds: float = 60.0,
     ratio: float = 4.0,
-    weights: str = "fast",
     time_budget_ms: float = 0.0,
+    weights: str = "fast",
 ) -> dict:
     """Play `scans` at their own pace, again and again, and look at what the node publishes.
 
@@ -123,6 +123,8 @@ class _Listener(Node):
 def _domain() -> Iterator[None]:
     """A ROS domain of this machine only."""
     chosen = {"ROS_DOMAIN_ID": str(DOMAIN), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
+    if os.environ.get("ROS_DISTRO") == "humble":
+        chosen["ROS_LOCALHOST_ONLY"] = "1"
     before = {name: os.environ.get(name) for name in chosen}
     os.environ.update(chosen)
     try:
@@ -136,5 +138,5 @@ def _domain() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    folder, *rest = sys.argv[1:]
+    folder, *rest = sys.argv[1:]  # FOLDER [seconds [ratio [time_budget_ms]]]
     print(json.dumps(throughput(folder, *map(float, rest)), indent=2))

@@ -21,6 +21,7 @@ from std_msgs.msg import Header
 
 from apusmog_core.config import ReplayConfig
 from apusmog_core.data import BagScans, ScanFiles, open_scans
+from apusmog_core.data.clouds import SCAN_PERIOD
 
 from . import bag, cloud, parameters
 from .running import run
@@ -43,6 +44,7 @@ class ReplayNode(Node):
         self._kept: list[tuple[int, PointCloud2]] | None = None
         self.done = Future()
         self._closing = threading.Event()
+        self._next = 0.0  # when the next round begins, on the monotonic clock
         self._publisher = self.create_publisher(PointCloud2, "points", QoSProfile(depth=5))
         self._clock_publisher = (
             self.create_publisher(Clock, "/clock", 10) if self._config.clock else None
@@ -86,7 +88,7 @@ class ReplayNode(Node):
 
     def _play_once(self) -> int:
         played, first, previous = 0, None, None
-        due = time.monotonic()
+        due = max(self._next, time.monotonic())
         for stamp, msg in self._messages():
             first = stamp if first is None else first
             if stamp < first + self._config.start * 1e9:
@@ -99,6 +101,8 @@ class ReplayNode(Node):
                 msg.header.stamp = self.get_clock().now().to_msg()
             self._publisher.publish(msg)
             played, previous = played + 1, stamp
+            # the first scan of the next round; a single scan is played at a sensor's pace
+            self._next = due + (gap or SCAN_PERIOD) / self._config.rate
         return played
 
     def _messages(self) -> Iterator[tuple[int, PointCloud2]]:

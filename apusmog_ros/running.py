@@ -24,9 +24,11 @@ def run(make_node: Callable, args: list[str] | None = None) -> int:
     try:
         # what takes long while a node is made ends with a KeyboardInterrupt; ROS only takes note
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        make_room_for_scans()
+        changed = make_room_for_scans()
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
         node = make_node()
+        if changed and "fastrtps" in rclpy.get_rmw_implementation_identifier():
+            node.get_logger().info(changed)
         install_signal_handlers()
         rclpy.spin_until_future_complete(node, node.done)
         if node.done.done():

@@ -13,19 +13,27 @@ import os
 import shutil
 from pathlib import Path
 
-PROFILE = Path(__file__).with_name("fastdds.xml")
-CHOSEN_BY = (  # variables by which a user has decided otherwise
-    "FASTRTPS_DEFAULT_PROFILES_FILE",
-    "FASTDDS_DEFAULT_PROFILES_FILE",
-    "FASTDDS_BUILTIN_TRANSPORTS",
-)
-ROOM = 128 << 20  # bytes of shared memory that must be free: containers may have little
+FOLDER = Path(__file__).parent
+FILE = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")  # up to Jazzy, and later
+CHOSEN_BY = (*FILE, "FASTDDS_BUILTIN_TRANSPORTS")  # by any of these a user has decided otherwise
+ROOM = 256 << 20  # bytes of shared memory that must be free: containers may have little
 
 
-def make_room_for_scans() -> None:
-    """Before ROS starts, where nothing else has been chosen and the memory is there."""
-    if not any(name in os.environ for name in CHOSEN_BY) and has_room():
-        os.environ[CHOSEN_BY[0]] = str(PROFILE)
+def make_room_for_scans() -> str:
+    """Before ROS starts, where nothing else is chosen and the memory is there: what was done."""
+    if any(name in os.environ for name in CHOSEN_BY) or not has_room():
+        return ""
+    os.environ.update(dict.fromkeys(FILE, str(profile())))
+    return f"Fast DDS has more shared memory by {profile()}; {FILE[0]} chooses otherwise"
+
+
+def profile() -> Path:
+    """The profile for Fast DDS; one that reaches other machines only where ROS may."""
+    alone = (
+        os.environ.get("ROS_LOCALHOST_ONLY") == "1"
+        or os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "").upper() == "LOCALHOST"
+    )
+    return FOLDER / ("fastdds_localhost.xml" if alone else "fastdds.xml")
 
 
 def has_room() -> bool:
@@ -36,4 +44,4 @@ def has_room() -> bool:
 
 
 if __name__ == "__main__":
-    print(PROFILE)
+    print(profile())

@@ -26,7 +26,7 @@ from visualization_msgs.msg import MarkerArray
 
 from apusmog_core import weights
 from apusmog_core.config import NodeConfig, PipelineConfig, with_values
-from apusmog_core.machine import keep_allocations
+from apusmog_core.machine import cores, keep_allocations
 from apusmog_core.pipeline import DenseScan, ScanPipeline, Segments
 from apusmog_core.segment.boxes import oriented_boxes
 
@@ -276,7 +276,8 @@ def _ms_since(started: float) -> float:
 
 def main(args: list[str] | None = None) -> None:
     """Run the node until Ctrl-C."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 2) // SCANS_AT_ONCE))
+    if "OMP_NUM_THREADS" not in os.environ:  # all cores, shared by the scans
+        torch.set_num_threads(max(1, cores() // SCANS_AT_ONCE))
     keep_allocations()
     sys.exit(run(UpsampleNode, args))
 

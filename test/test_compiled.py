@@ -13,7 +13,7 @@ from apusmog_core.cells import nearest_seen
 from apusmog_core.config import PRESETS
 from apusmog_core.model import ApuSmog
 from apusmog_core.model.blocks import LANES
-from apusmog_core.model.compiled import CompiledApuSmog
+from apusmog_core.model.compiled import CompiledApuSmog, supports
 from apusmog_core.rays import ray_neighbours
 from apusmog_core.upsampler import Upsampler
 
@@ -57,6 +57,20 @@ def test_machine_code_gives_the_answers_of_the_network(count, changes):
         assert torch.allclose(getattr(found, name), getattr(expected, name), atol=2e-4), name
     expected, found = (n.components(n.encode(*cloud)) for n in (slow, quick))
     assert torch.allclose(found, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(query_self_attention=True),
+        dict(encoder_layers=1),
+        dict(covariance="rotation"),
+        dict(width=18, heads=2),
+        dict(decoder_hidden=34),
+    ],
+)
+def test_what_the_machine_code_does_not_know_stays_with_pytorch(changes):
+    assert not supports(network(**changes)) and supports(network())
 
 
 def test_a_cloud_comes_out_the_same_with_and_without_machine_code():

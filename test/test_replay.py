@@ -158,6 +158,26 @@ def test_pause_holds_and_loop_goes_on(ros, drive):
     assert not node.done.done()
 
 
+def test_a_loop_keeps_the_pace_at_its_seam(ros, drive):
+    heard = ros.listen(PointCloud2, "points")
+    replay(ros, drive, loop=True, stamps="now", wait=True, rate=2.0)
+    wait_until(lambda: len(heard) > 12, "the second round")
+    stamps = [msg.header.stamp.sec + msg.header.stamp.nanosec / 1e9 for msg in heard[:13]]
+    assert np.median(np.diff(stamps)) == pytest.approx(0.05, rel=0.2)
+    assert stamps[10] - stamps[9] > 0.025  # the seam
+
+
+def test_a_profile_that_leaves_the_machine_is_only_for_nodes_that_may(monkeypatch):
+    for name in ("ROS_LOCALHOST_ONLY", "ROS_AUTOMATIC_DISCOVERY_RANGE"):
+        monkeypatch.delenv(name, raising=False)
+    assert "UDP" in transport.profile().read_text()
+    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+    assert "UDPv4" not in transport.profile().read_text()
+    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "SUBNET")
+    monkeypatch.setenv("ROS_LOCALHOST_ONLY", "1")
+    assert "UDPv4" not in transport.profile().read_text()
+
+
 def test_best_effort_subscribers_of_the_same_machine_get_every_scan(ros, drive, monkeypatch):
     for name in transport.CHOSEN_BY:
         monkeypatch.delenv(name, raising=False)

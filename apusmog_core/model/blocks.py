@@ -60,10 +60,12 @@ def normalise(x, y):
     for c in range(width):
         for lane in range(LANES):
             mean[lane] += share * x[c, lane]
-            scale[lane] += share * x[c, lane] * x[c, lane]
+    for c in range(width):
+        for lane in range(LANES):
+            away = x[c, lane] - mean[lane]
+            scale[lane] += share * away * away
     for lane in range(LANES):
-        variance = scale[lane] - mean[lane] * mean[lane]
-        scale[lane] = np.float32(1) / np.sqrt(max(variance, np.float32(0)) + np.float32(1e-5))
+        scale[lane] = np.float32(1) / np.sqrt(scale[lane] + np.float32(1e-5))
     for c in range(width):
         for lane in range(LANES):
             y[c, lane] = (x[c, lane] - mean[lane]) * scale[lane]

@@ -66,8 +66,11 @@ class DecoderWeights(NamedTuple):
 
 
 def supports(network: ApuSmog) -> bool:
+    """Whether the machine code knows all that a network has."""
     config = network.config
-    return config.domain == "sensor" and config.covariance == "tanh" and not len(network.encoder)
+    switches = config.query_self_attention or config.encoder_layers or config.covariance != "tanh"
+    uneven = config.width % 4 or config.decoder_hidden % 4
+    return config.domain == "sensor" and not switches and not uneven
 
 
 class CompiledApuSmog:
@@ -75,9 +78,7 @@ class CompiledApuSmog:
 
     def __init__(self, network: ApuSmog):
         if not supports(network):
-            raise ValueError(
-                "only networks of the sensor's domain, with covariance 'tanh' and no encoder layers"
-            )
+            raise ValueError("not a network of the sensor's domain as `supports` asks for")
         self.network = network
         self._encoder, self._decoder = encoder_weights(network), decoder_weights(network)
         self._mixture = pack_mlp(network.mixture_head.xi)

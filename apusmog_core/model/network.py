@@ -25,7 +25,7 @@ class Encoded:
     points: Tensor  # (B, N, 3)
     spacing: Tensor  # (B, N, 1), typical distance to the next point
     neighbours: Tensor  # (B, N, k), each point's own index first
-    offsets: Tensor | None = None  # (B, N, k, 3), where they are worth keeping
+    offsets: Tensor | None = None  # (B, N, k, 3) where worth keeping; (B, N, k, 4) of machine code
     features: Tensor | None = None  # (B, N, D), from the point transformer layer
     memory: Tensor | None = None  # (B, N, D), from the Transformer encoder
     told: Tensor | None = None  # (B, N, D), what each point tells the queries around it

@@ -16,6 +16,7 @@ PLENTY, ENOUGH = 35.0, 20_000  # metres to all sides within which so many points
 PLENTY_CELL, LITTLE = 1.0, 0.03  # metres: cells of ground there, and how rough it is
 UNKNOWN = 2.7  # metres within which Patchwork++ does not look
 STEEPEST = 0.05  # rise per metre that the grid method takes for ground without seeing it
+MOST_CELLS = 4096  # on a side: small cells of a wide scan would take gigabytes
 REACH = 8.0  # metres that the grid method looks under objects for ground at their side
 
 
@@ -109,7 +110,8 @@ def level(points: np.ndarray, config: GroundConfig) -> np.ndarray:
 
 def grid_ground(points: np.ndarray, config: GroundConfig) -> np.ndarray:
     """Points within `thickness` of the lowest surface that is nowhere steeper than STEEPEST."""
-    cell = np.floor(points[:, :2] / config.cell).astype(np.int64)
+    side = max(config.cell, float(np.ptp(points[:, :2], axis=0).max()) / MOST_CELLS)
+    cell = np.floor(points[:, :2] / side).astype(np.int64)
     cell -= cell.min(axis=0)
     shape = tuple(cell.max(axis=0) + 1)
     flat = np.ravel_multi_index((cell[:, 0], cell[:, 1]), shape)
@@ -121,8 +123,8 @@ def grid_ground(points: np.ndarray, config: GroundConfig) -> np.ndarray:
     np.minimum.at(lowest.reshape(-1), flat[plausible], z[plausible])
 
     # a lower envelope: no cell is higher than its neighbour plus the steepest rise between them
-    rise = np.float32(STEEPEST * config.cell)
-    for _ in range(int(np.ceil(REACH / config.cell))):
+    rise = np.float32(STEEPEST * side)
+    for _ in range(int(np.ceil(REACH / side))):
         np.minimum(lowest[1:], lowest[:-1] + rise, out=lowest[1:])
         np.minimum(lowest[:-1], lowest[1:] + rise, out=lowest[:-1])
         np.minimum(lowest[:, 1:], lowest[:, :-1] + rise, out=lowest[:, 1:])
