@@ -76,7 +76,10 @@ class Run:
         self.config, self.processes = config, processes
         self.network = ApuSmog(config.network).to(processes.device)
         if start_from:
-            self.network.load_state_dict(weights.load_network(start_from).state_dict())
+            start = weights.load_network(start_from)
+            if start.config != config.network:
+                raise ValueError(f"{start_from}: a network of another shape than this run's")
+            self.network.load_state_dict(start.state_dict())
         self.average = ApuSmog(config.network).to(processes.device)
         self.average.load_state_dict(self.network.state_dict())
         self.optimiser = torch.optim.AdamW(

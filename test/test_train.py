@@ -91,6 +91,15 @@ def test_two_processes_train_what_one_does(config, tmp_path):
     assert same(alone, together, atol=2e-3)
 
 
+def test_a_run_starts_from_given_weights_of_its_own_shape(config, tmp_path):
+    path = train(replace(config, rate=0.01))
+    still = replace(config, out=str(tmp_path), steps=1, rate=1e-30, rate_end=1e-30, warmup=0)
+    assert same(weights_of(train(still, start_from=path)), weights_of(path), atol=1e-3)
+    assert not same(weights_of(train(still)), weights_of(path), atol=1e-3)
+    with pytest.raises(ValueError, match="another shape"):
+        train(still, start_from="default")
+
+
 def test_resuming_without_a_checkpoint_says_so(config):
     with pytest.raises(ValueError, match="no checkpoint to resume"):
         train(config, resume=True)

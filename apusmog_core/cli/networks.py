@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 
 from .arguments import count, say
@@ -13,6 +14,9 @@ from .scores import print_table
 def add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, metavar="CONFIG", help="settings of the run (.yaml)")
     parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint")
+    parser.add_argument(
+        "--start", metavar="W", help="weights to start from: a shipped name or a file"
+    )
     parser.add_argument(
         "--set",
         nargs="+",
@@ -28,7 +32,11 @@ def _assignment(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--set: {text!r} is not NAME=VALUE")
-    return name, yaml.safe_load(value)
+    value = yaml.safe_load(value)
+    if isinstance(value, str):  # YAML takes 5e-4 for text
+        with suppress(ValueError):
+            return name, float(value)
+    return name, value
 
 
 def train(args: argparse.Namespace) -> None:
@@ -38,7 +46,7 @@ def train(args: argparse.Namespace) -> None:
     config = with_values(config, dict(map(_assignment, args.set)))
     from apusmog_core.train import train
 
-    print(f"{train(config, resume=args.resume)}: written")
+    print(f"{train(config, resume=args.resume, start_from=args.start)}: written")
 
 
 def add_finetune(parser: argparse.ArgumentParser) -> None:
