@@ -13,11 +13,19 @@ from torch import Tensor
 # --- neighbours ----------------------------------------------------------------------------------
 
 
+MANY = 4096  # queries from which on threads of their own pay
+
+
+def search(points: np.ndarray, queries: np.ndarray, k) -> tuple[np.ndarray, np.ndarray]:
+    """Distances and indices of the nearest points, as `cKDTree.query` gives them for k."""
+    return cKDTree(points).query(queries, k=k, workers=-1 if len(queries) >= MANY else 1)
+
+
 def nearest(points: np.ndarray, k: int, queries: np.ndarray | None = None) -> np.ndarray:
     """Indices (m, k) of the k nearest points, nearest first; repeats them where there are fewer."""
     queries = points if queries is None else queries
     k_found = min(k, len(points))
-    _, index = cKDTree(points).query(queries, k=k_found, workers=-1)
+    _, index = search(points, queries, k_found)
     index = index.reshape(len(queries), k_found)
     return index[:, np.arange(k) % k_found]
 
@@ -79,7 +87,7 @@ def geodesic_patches(points: np.ndarray, size: int, overlap: float = 3.0) -> np.
 
 def _neighbour_graph(points: np.ndarray, k: int) -> csr_matrix:
     k = min(k + 1, len(points))
-    distance, index = cKDTree(points).query(points, k=k, workers=-1)
+    distance, index = search(points, points, k)
     rows = np.repeat(np.arange(len(points)), k - 1)
     edges = distance[:, 1:].ravel() + 1e-12  # zero would mean "no edge"
     graph = csr_matrix((edges, (rows, index[:, 1:].ravel())), shape=(len(points),) * 2)

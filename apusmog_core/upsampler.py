@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.spatial import cKDTree
 
 from .config import parse_device
-from .geometry import farthest, geodesic_patches, nearest
+from .geometry import farthest, geodesic_patches, nearest, search
 from .machine import even_parts, in_threads
 from .model import ApuSmog
 from .model.compiled import CompiledApuSmog, supports
@@ -295,7 +294,7 @@ def spread_out(points: np.ndarray, count: int) -> np.ndarray:
 
 def farthest_from(points: np.ndarray, others: np.ndarray, count: int) -> np.ndarray:
     """Indices of `count` points far from `others` and from each other."""
-    away, _ = cKDTree(others).query(points, workers=-1)
+    away, _ = search(others, points, 1)
     # Half of the best distance keeps clear of the others, and leaves enough to choose from.
     enough = min(len(points), max(count, len(points) // 2))
     clear = np.argpartition(-away, enough - 1)[:enough]
@@ -313,7 +312,7 @@ def less_noisy(points: np.ndarray, surface: np.ndarray) -> np.ndarray:
     spread = around - centre[:, None]
     normal = np.linalg.eigh(spread.mT @ spread)[1][..., 0]
     off = ((centre - points) * normal).sum(axis=1)
-    spacing = cKDTree(points).query(points, k=[min(2, len(points))], workers=-1)[0][:, 0]
+    spacing = search(points, points, [min(2, len(points))])[0][:, 0]
     rough = np.median(np.abs(off)) / max(np.median(spacing), 1e-12)
     share = max(0.0, 1 - (CLEAN / max(rough, CLEAN)) ** 2)
     return points + share * off[:, None] * normal
@@ -326,8 +325,8 @@ def relax(chosen: np.ndarray, candidates: np.ndarray, fixed: np.ndarray) -> np.n
     for the area it stands for, so that crowds of them do not pull. Points of `fixed` stay.
     """
     k = min(AREA_NEIGHBOURS + 1, len(candidates))
-    area = cKDTree(candidates).query(candidates, k=[k], workers=-1)[0][:, 0] ** 2 + 1e-12
-    nearest_one = cKDTree(np.concatenate((chosen, fixed))).query(candidates, workers=-1)[1]
+    area = search(candidates, candidates, [k])[0][:, 0] ** 2 + 1e-12
+    nearest_one = search(np.concatenate((chosen, fixed)), candidates, 1)[1]
     count = len(chosen) + len(fixed)
     weight = np.bincount(nearest_one, area, minlength=count)[: len(chosen)]
     columns = [np.bincount(nearest_one, area * c, minlength=count) for c in candidates.T]
