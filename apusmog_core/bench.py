@@ -339,14 +339,15 @@ def machine() -> dict[str, str]:
     """What the figures depend on."""
     import torch
 
+    from .machine import cores
+
     cpu = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").is_file():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next((line.split(": ")[1] for line in lines if line.startswith("model name")), cpu)
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return dict(
         cpu=cpu,
-        cores=str(usable),
+        cores=str(cores()),
         threads=str(torch.get_num_threads()),
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         system=platform.platform(),

@@ -328,9 +328,9 @@ def evaluate_rings(
     tables["all rings"] = score_rings(cases, lambda case: case.full)  # what no method can beat
     groups = tables["nothing"]
     return [
-        {"method": name, "group": group, **table[group]}
+        {"method": title, "group": group, **table[group]}
         for group in groups
-        for name, table in tables.items()
+        for title, table in tables.items()
     ]
 
 

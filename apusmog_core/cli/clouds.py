@@ -81,9 +81,9 @@ def _nearest_intensity(scan, dense):
     """Intensity of the nearest measured point, where the input has any."""
     if scan.intensity is None:
         return None
-    from scipy.spatial import cKDTree
+    from apusmog_core.geometry import search
 
-    return scan.intensity[cKDTree(scan.points).query(dense)[1]]
+    return scan.intensity[search(scan.points, dense, 1)[1]]
 
 
 def add_mesh(parser: argparse.ArgumentParser) -> None:
