@@ -267,6 +267,9 @@ class DataConfig:
     jitter: float = setting(
         0.0, "largest deviation of input noise: patch radii, or metres of range", low=0.0
     )
+    noise: float = setting(
+        0.0, "largest noise, in spacings, of the half of the clouds that was cleaned", low=0.0
+    )
     thinning: float = setting(0.0, "chance of thinning a patch unevenly", low=0.0, high=1.0)
 
 

@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,7 @@ class Run:
         self.config, self.processes = config, processes
         self.network = ApuSmog(config.network).to(processes.device)
         if start_from:
-            start = weights.load_network(start_from)
-            if start.config != config.network:
-                raise ValueError(f"{start_from}: a network of another shape than this run's")
-            self.network.load_state_dict(start.state_dict())
+            begin_from(self.network, weights.load_network(start_from), start_from)
         self.average = ApuSmog(config.network).to(processes.device)
         self.average.load_state_dict(self.network.state_dict())
         self.optimiser = torch.optim.AdamW(
@@ -194,6 +192,18 @@ class Run:
             "training_seconds": round(self.seconds),
             "parameters": parameter_count(self.network),
         }
+
+
+def begin_from(network: ApuSmog, start: ApuSmog, name: str) -> None:
+    """Takes over what `start` knows; layers that it lacks begin by changing nothing."""
+    mine, its = network.config, start.config
+    depth = {n: getattr(mine, n) for n in ("encoder_layers", "decoder_layers")}
+    if replace(its, **depth) != mine or any(getattr(its, n) > d for n, d in depth.items()):
+        raise ValueError(f"{name}: a network of another shape than this run's, or with more layers")
+    network.load_state_dict(start.state_dict(), strict=False)
+    for layers, known in ((network.encoder, start.encoder), (network.decoder, start.decoder)):
+        for layer in layers[len(known) :]:
+            layer.change_nothing()
 
 
 class LossModule(nn.Module):

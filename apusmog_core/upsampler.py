@@ -15,6 +15,7 @@ from .geometry import farthest, geodesic_patches, nearest, search
 from .machine import even_parts, in_threads
 from .model import ApuSmog
 from .model.compiled import CompiledApuSmog, supports
+from .noise import clean
 from .rays import (
     best_of_each,
     grid_context,
@@ -34,8 +35,6 @@ PATCH = 256  # points of a patch, for networks that attend to all of it
 BLOCK = 3072  # candidates that are spread out at once
 OVERSAMPLE = 3.0  # candidates for each new point
 AREA_NEIGHBOURS = 6  # candidates whose distance tells how much area one of them stands for
-PLANE_NEIGHBOURS = 8  # candidates that show where the surface is
-CLEAN = 0.05  # distance of clean points from that plane, in spacings, at most
 LEAST_CANDIDATES = 4  # of each component, so that a small ratio has a choice too
 EXACT_IN_FLOAT32 = 8192.0  # metres: beyond, float32 loses the millimetre
 
@@ -216,7 +215,7 @@ class Upsampler:
 
     def _grow_surface(self, cloud: np.ndarray, count: int, keep_input: bool) -> np.ndarray:
         centre = cloud.mean(axis=0)
-        local = (cloud - centre).astype(np.float32)
+        local = clean(cloud - centre).astype(np.float32)
         new = count - (len(cloud) if keep_input else 0)
         per = max(
             LEAST_CANDIDATES,
@@ -227,10 +226,10 @@ class Upsampler:
         else:
             found = self._decode(local[None], nearest(local, self.config.neighbours)[None], per)[0]
         if keep_input:
-            order = farthest_from(found, local, new)
-            return np.concatenate((cloud, relax(found[order], found, local) + centre))
-        # no candidate is nearer to tips and corners than the input, or farther off if noisy
-        found = np.concatenate((less_noisy(local, found), found))
+            measured = (cloud - centre).astype(np.float32)
+            order = farthest_from(found, measured, new)
+            return np.concatenate((cloud, relax(found[order], found, measured) + centre))
+        found = np.concatenate((local, found))  # none of those is nearer to tips and corners
         return relax(found[spread_out(found, count)], found, local[:0]) + centre
 
     def _patches(self, points: np.ndarray, per: int) -> np.ndarray:
@@ -299,23 +298,6 @@ def farthest_from(points: np.ndarray, others: np.ndarray, count: int) -> np.ndar
     enough = min(len(points), max(count, len(points) // 2))
     clear = np.argpartition(-away, enough - 1)[:enough]
     return clear[spread_out(points[clear], count)]
-
-
-def less_noisy(points: np.ndarray, surface: np.ndarray) -> np.ndarray:
-    """Points (n, 3) nearer to the surface that candidates (m, 3) show, where a cloud is noisy.
-
-    How far they move, of the whole way, depends on how much rougher they are than clean clouds.
-    """
-    k = min(PLANE_NEIGHBOURS, len(surface))
-    around = surface[nearest(surface, k, points)]  # (n, k, 3)
-    centre = around.mean(axis=1)
-    spread = around - centre[:, None]
-    normal = np.linalg.eigh(spread.mT @ spread)[1][..., 0]
-    off = ((centre - points) * normal).sum(axis=1)
-    spacing = search(points, points, [min(2, len(points))])[0][:, 0]
-    rough = np.median(np.abs(off)) / max(np.median(spacing), 1e-12)
-    share = max(0.0, 1 - (CLEAN / max(rough, CLEAN)) ** 2)
-    return points + share * off[:, None] * normal
 
 
 def relax(chosen: np.ndarray, candidates: np.ndarray, fixed: np.ndarray) -> np.ndarray:

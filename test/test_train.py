@@ -19,7 +19,8 @@ from apusmog_core.losses import chamfer, ray_loss, surface_loss
 from apusmog_core.machine import keep_allocations
 from apusmog_core.model import ApuSmog
 from apusmog_core.rays import wrap
-from apusmog_core.train import learning_rate, train
+from apusmog_core.train import begin_from, learning_rate, train
+from apusmog_core.weights import load_network
 
 o3d = pytest.importorskip("open3d", reason="open3d makes the training data")
 TINY = {"width": 8, "heads": 2, "neighbours": 6, "encoder_hidden": 8, "decoder_hidden": 8}
@@ -98,6 +99,28 @@ def test_a_run_starts_from_given_weights_of_its_own_shape(config, tmp_path):
     assert not same(weights_of(train(still)), weights_of(path), atol=1e-3)
     with pytest.raises(ValueError, match="another shape"):
         train(still, start_from="default")
+
+
+def test_a_deeper_run_starts_with_the_answers_of_given_weights(config, tmp_path):
+    path = train(replace(config, rate=0.01))
+    deeper = replace(config.network, encoder_layers=3, decoder_layers=3)
+    grown, known = ApuSmog(deeper), load_network(path)
+    begin_from(grown, known, "known")
+    points, noise = torch.randn(2, 20, 3), torch.randn(2, 20, 4, 2)
+    near = nearest_in_batch(points, deeper.neighbours)
+    answers = [network(points, near, noise)[0].fine for network in (grown, known)]
+    torch.testing.assert_close(*answers)
+    with pytest.raises(ValueError, match="more layers"):
+        begin_from(known, grown, "grown")
+
+
+def test_half_of_the_patches_come_from_cleaned_samplings(config, mesh_folder):
+    cache = config.data.cache
+    plain, noisy = (MeshPatches(str(mesh_folder), 0, cache, noise) for noise in (0.0, 0.4))
+    known = {tuple(p) for sparse in plain.surfaces[0].sparse for p in sparse}
+    cuts = [noisy.cut(np.random.default_rng(i), 32, 64)[0] for i in range(40)]
+    share = np.mean([tuple(points[0]) in known for points in cuts])
+    assert 0.2 < share < 0.8
 
 
 def test_resuming_without_a_checkpoint_says_so(config):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands about weights: train, finetune, info, export."""
+"""Commands about weights: train, train-cleaner, smooth, finetune, info, export."""
 
 from __future__ import annotations
 
@@ -47,6 +47,39 @@ def train(args: argparse.Namespace) -> None:
     from apusmog_core.train import train
 
     print(f"{train(config, resume=args.resume, start_from=args.start)}: written")
+
+
+def add_train_cleaner(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("meshes", type=Path, metavar="MESHES", help="a folder of meshes")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="F", help="the weights file to write"
+    )
+    parser.add_argument(
+        "--cache", type=Path, metavar="FOLDER", help="for samplings; empty: beside the weights"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything (%(default)s)")
+
+
+def train_cleaner(args: argparse.Namespace) -> None:
+    from apusmog_core.noise import save_cleaner
+    from apusmog_core.train_noise import train_cleaner
+
+    cache = args.cache or args.out.parent / "cache"
+    save_cleaner(train_cleaner(args.meshes, cache, args.seed), args.out)
+    print(f"{args.out}: written")
+
+
+def add_smooth(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("meshes", type=Path, metavar="MESHES", help="a folder of meshes")
+    parser.add_argument("output", type=Path, metavar="OUT", help="the folder to write")
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything (%(default)s)")
+
+
+def smooth(args: argparse.Namespace) -> None:
+    from apusmog_core.data.meshes import find_meshes
+    from apusmog_core.mesh import smooth_copies
+
+    smooth_copies(find_meshes(args.meshes), args.output, args.seed)
 
 
 def add_finetune(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from ..config import DataConfig, TrainConfig
 from ..geometry import farthest, nearest_in_batch
+from ..noise import clean, typical_spacing
 
 SUFFIXES = (".off", ".obj", ".ply", ".stl")
 SPARSE = (1024, 2048, 4096)  # input samplings of one mesh
@@ -48,11 +50,13 @@ def _poisson_disk(mesh, count: int) -> np.ndarray:
 class MeshPatches:
     """Patches cut from surfaces as they are asked for; the samplings are cached on disk."""
 
-    def __init__(self, folder: str, seed: int, cache: str):
-        paths = sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in SUFFIXES)
-        if not paths:
-            raise ValueError(f"{folder}: no meshes ({' '.join(SUFFIXES)}) found")
-        self.surfaces = [_cached(p, seed, Path(cache)) for p in _progress(paths)]
+    def __init__(self, folder: str, seed: int, cache: str, noise: float = 0.0):
+        paths = find_meshes(folder)
+        self.surfaces = [sampled(p, seed, Path(cache)) for p in _progress(paths, "sampling")]
+        if noise:
+            pairs = zip(_progress(paths, "cleaning"), self.surfaces, strict=True)
+            for path, surface in pairs:
+                surface.sparse += cleaned(path, surface, noise, seed, Path(cache))
         self.trees = [[cKDTree(s) for s in (*f.sparse, f.dense)] for f in self.surfaces]
 
     def cut(
@@ -62,6 +66,8 @@ class MeshPatches:
         index = rng.integers(len(self.surfaces))
         surface, trees = self.surfaces[index], self.trees[index]
         level = int(rng.choice(len(SPARSE), p=(0.25, 0.5, 0.25)))
+        if len(surface.sparse) > len(SPARSE) and rng.random() < 0.5:
+            level += len(SPARSE)  # one that had noise
         sparse = surface.sparse[level]
         seed = sparse[rng.integers(len(sparse))]
         near = trees[level].query(seed, k=size)[1]
@@ -80,24 +86,52 @@ class MeshPatches:
         return sparse[near], dense[inside[:target]]
 
 
-def _progress(paths: list[Path]):
+def find_meshes(folder: str | Path) -> list[Path]:
+    """All meshes in a folder, at any depth; ValueError if there is none."""
+    paths = sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in SUFFIXES)
+    if not paths:
+        raise ValueError(f"{folder}: no meshes ({' '.join(SUFFIXES)}) found")
+    return paths
+
+
+def _progress(paths: list[Path], doing: str):
     from tqdm import tqdm
 
-    return tqdm(paths, desc="sampling meshes", unit="mesh", disable=len(paths) < 10)
+    return tqdm(paths, desc=f"{doing} meshes", unit="mesh", disable=len(paths) < 10)
 
 
-def _cached(path: Path, seed: int, cache: Path) -> Surface:
+def sampled(path: Path, seed: int, cache: Path) -> Surface:
+    """The samplings of one mesh, from the cache where they are there already."""
     stored = cache / f"surface-{path.parent.name}-{path.stem}-{seed}.npz"
     if stored.is_file():
         arrays = np.load(stored)
         return Surface([arrays[str(count)] for count in SPARSE], arrays["dense"])
     surface = Surface.of(path, seed)
-    cache.mkdir(parents=True, exist_ok=True)
     sets = {str(count): s for count, s in zip(SPARSE, surface.sparse, strict=True)}
-    partial = stored.with_suffix(".partial.npz")
-    np.savez(partial, dense=surface.dense, **sets)
-    partial.replace(stored)
+    _store(stored, {"dense": surface.dense, **sets})
     return surface
+
+
+def _store(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial.npz")
+    np.savez(partial, **arrays)
+    partial.replace(path)
+
+
+def cleaned(path: Path, surface: Surface, noise: float, seed: int, cache: Path) -> list:
+    """The sparse samplings with noise of up to so many spacings, as `clean` then leaves them."""
+    stored = cache / f"cleaned-{path.parent.name}-{path.stem}-{seed}-{noise:g}.npz"
+    if not stored.is_file():
+        rng = np.random.default_rng((seed, zlib.crc32(path.stem.encode())))
+        noisy = []
+        for points in surface.sparse:
+            deviation = rng.uniform(0, noise) * typical_spacing(points)
+            moved = points + deviation * rng.standard_normal(points.shape)
+            noisy.append(clean(moved).astype(np.float32))
+        _store(stored, {str(len(points)): points for points in noisy})
+    arrays = np.load(stored)
+    return [arrays[str(count)] for count in SPARSE]
 
 
 class StoredPatches:
@@ -166,7 +200,7 @@ def _surface_source(data: DataConfig, seed: int, cache: str) -> MeshPatches | St
         return StoredPatches(*read_patches(data.hdf5))
     if not data.meshes:
         raise ValueError("data.meshes or data.hdf5: name a folder of meshes or a training file")
-    return MeshPatches(data.meshes, seed, cache)
+    return MeshPatches(data.meshes, seed, cache, data.noise)
 
 
 # --- batches -------------------------------------------------------------------------------------

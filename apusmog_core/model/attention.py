@@ -20,6 +20,13 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
 
+def clear(*layers: nn.Linear) -> None:
+    """Layers that say nothing, until training."""
+    for layer in layers:
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+
+
 class PointTransformerLayer(nn.Module):
     """Eq. (1): f_i = sum_j softmax(gamma(beta(x_i) - psi(x_j) + delta)) * (alpha(x_j) + delta)."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .attention import PointTransformerLayer, mlp
+from .attention import PointTransformerLayer, clear, mlp
 
 
 class Refinement(nn.Module):
@@ -17,8 +17,7 @@ class Refinement(nn.Module):
         self.enter, self.leave = nn.Linear(features, width), nn.Linear(width, features)
         self.layer = PointTransformerLayer(width, width)
         self.residual = mlp(features, width, 3)
-        nn.init.zeros_(self.residual[2].weight)
-        nn.init.zeros_(self.residual[2].bias)
+        clear(self.residual[-1])
 
     def project(self, features: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Queries, and keys and values, of the anchors' features (B, N, D)."""

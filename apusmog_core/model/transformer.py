@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .attention import gather, mlp
+from .attention import clear, gather, mlp
 
 
 class FourierCode(nn.Module):
@@ -90,6 +90,10 @@ class EncoderLayer(nn.Module):
         self.tokens = Tokens(config.width) if self.local else None
         self.feed = mlp(config.width, config.encoder_hidden, config.width)
 
+    def change_nothing(self) -> None:
+        """What both parts of the layer add is zero, until training."""
+        clear(self.attention.out, self.feed[-1])
+
     def project(self, memory: Tensor) -> Tensor:
         """What the points of a memory (B, N, D) show, once for all chunks of queries."""
         around = self.norm1(memory)
@@ -118,6 +122,10 @@ class DecoderLayer(nn.Module):
         self.norm0 = nn.LayerNorm(config.width) if config.query_self_attention else None
         self.itself = Attention(config) if config.query_self_attention else None
 
+    def change_nothing(self) -> None:
+        itself = [] if self.itself is None else [self.itself.out]
+        clear(self.cross.out, self.feed[-1], *itself)
+
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         """x (B, K, s, D), memory: patch (B, N, D) or neighbours' tokens (B, K, k, D)."""
         if self.itself is not None:
@@ -143,9 +151,7 @@ class PointingHead(nn.Module):
         self.query = nn.Linear(width, width)
         self.offset = nn.Linear(width, outputs)
         self.scale = width**-0.5
-        for layer in (self.query, self.offset):
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        clear(self.query, self.offset)
 
     def forward(self, x: Tensor, tokens: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, K, s, D), tokens (B, K, k, D), prior (B, K, s, k) -> weights, raw offset."""

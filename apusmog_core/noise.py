@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How noisy a cloud is, and where its points would lie without the noise.
+
+Planes and quadrics are fitted around each point, narrow and wide. Wide ones average more noise out
+and cut more corners: how much to trust each of them is what a small network knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.spatial import cKDTree
+from torch import Tensor, nn
+
+WEIGHTS = Path(__file__).parent / "weights" / "cleaner.pth"
+NEIGHBOURS = 64
+LEAST_POINTS = 64  # fewer do not tell how noisy they are
+BANDWIDTHS = np.array([0.8, 1.1, 1.5, 2.0, 2.8, 4.0])  # of the fits, in spacings
+FRAME_BANDWIDTH = 1.6  # of the plane that says where "up" is
+PLANE, QUADRIC = 3, 6  # coefficients: 1 u v, and u^2 uv v^2
+MONOMIALS = [(i, d - i) for d in range(5) for i in range(d, -1, -1)]  # powers of u and v
+PRODUCTS = np.array(
+    [
+        [MONOMIALS.index((a + c, b + d)) for c, d in MONOMIALS[:QUADRIC]]
+        for a, b in MONOMIALS[:QUADRIC]
+    ]
+)
+RIDGE = np.diag([1e-9] + [1e-4] * (QUADRIC - 1))
+ROBUST_BANDWIDTH = 2  # of the plane whose residuals say which neighbours are outliers
+NARROW = 3  # bandwidths whose residuals tell the noise of the cloud
+QUANTILES = (0.01, 0.03, 0.1, 0.3, 0.5, 0.75)
+SAMPLE = 4096  # points that are enough to tell how noisy a cloud is
+CHUNK = 4096  # points that are fitted at once
+FLOOR = 0.03  # spacings: noise that is nearly none
+CLEAN = 0.08  # spacings: below, a cloud is left as it is
+LARGEST_MOVE = 1.5  # deviations of the noise; tips of thin parts look like outliers
+
+
+@dataclass
+class Fits:
+    """What planes and quadrics say about n points; all lengths in spacings."""
+
+    normal: np.ndarray  # (n, 3)
+    spacing: np.ndarray  # (n,)
+    signed: np.ndarray  # (n, o) heights and curvatures: they turn with the normal
+    unsigned: np.ndarray  # (n, e) residuals, slopes, shape: they do not
+    telling: np.ndarray  # (n, t) logarithms whose distribution tells the noise of the cloud
+
+
+def fit(tree: cKDTree, rows: np.ndarray) -> Fits:
+    """Planes and quadrics around some of the points (N, 3) of a tree."""
+    points = tree.data
+    distance, index = tree.query(points[rows], k=min(NEIGHBOURS, len(points)), workers=-1)
+    spacing = distance[:, 1:7].mean(axis=1)
+    spacing = np.maximum(spacing, 0.1 * spacing.mean() + 1e-12)
+    away = (points[index] - points[rows, None]) / spacing[:, None, None]  # (n, k, 3)
+    distance = distance / spacing[:, None]
+
+    spread, axes = _frames(away, np.exp(-0.5 * (distance / FRAME_BANDWIDTH) ** 2))
+    height, u, v = np.moveaxis(away @ axes, -1, 0)  # (n, k) each
+    terms = np.stack([u**i * v**j for i, j in MONOMIALS], axis=-1)  # (n, k, 15)
+    columns = np.concatenate(
+        (terms, height[..., None] * terms[..., :QUADRIC], height[..., None] ** 2), axis=-1
+    )
+    near = np.exp(-0.5 * (distance[:, None] / BANDWIDTHS[:, None]) ** 2)  # (n, s, k)
+    plain = _solve(near @ columns)
+    centre, residual = (a[:, ROBUST_BANDWIDTH, None, None] for a in (plain[0][0], plain[0][3]))
+    unlikely = (height[:, None] - centre) / (2 * np.maximum(residual, 4 * FLOOR))
+    robust = _solve((near * np.exp(-0.5 * unlikely**2)) @ columns)
+
+    signed, unsigned, telling = [], [spread], []
+    for plane, quadric in (plain, robust):
+        signed += [plane[0], quadric[0], quadric[2][..., 0] + quadric[2][..., 2]]
+        bend = quadric[2][..., 0] * quadric[2][..., 2] - quadric[2][..., 1] ** 2 / 4
+        unsigned.append(np.log(np.abs(bend) + 0.01))
+        for heights, slope, _, residual in (plane, quadric):
+            unsigned += [np.log(residual + 0.01), slope]
+            narrow = (residual[:, :NARROW], np.abs(heights[:, :NARROW]))
+            telling += [np.log(a + 1e-3) for a in narrow]
+    return Fits(
+        axes[..., 0],
+        spacing,
+        np.concatenate(signed, axis=1).clip(-3, 3).astype(np.float32),
+        np.concatenate(unsigned, axis=1).clip(-6, 6).astype(np.float32),
+        np.concatenate(telling, axis=1).astype(np.float32),
+    )
+
+
+def _frames(away: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How flat and how round (n, 2), and axes (n, 3, 3), the normal first, of offsets (n, k, 3)."""
+    weight = weight / weight.sum(axis=1, keepdims=True)
+    centred = away - (weight[:, None] @ away)
+    value, axes = np.linalg.eigh((weight[..., None] * centred).mT @ centred)
+    ratio = np.maximum(value[:, :2], 0) / np.maximum(value[:, 1:], 1e-12)
+    return np.sqrt(ratio), axes
+
+
+def _solve(sums: np.ndarray) -> list[tuple[np.ndarray, ...]]:
+    """Plane and quadric of weighted sums (n, s, 22): height, slope, bends and residual of each."""
+    count = len(MONOMIALS)
+    matrix, right = sums[..., PRODUCTS], sums[..., count : count + QUADRIC]
+    fits = []
+    for size in (PLANE, QUADRIC):
+        m, b = matrix[..., :size, :size], right[..., :size]
+        found = np.linalg.solve(m + RIDGE[:size, :size], b[..., None])[..., 0]  # (n, s, size)
+        square = sums[..., -1] - 2 * (found * b).sum(-1)
+        square += (found[..., None, :] @ m @ found[..., None])[..., 0, 0]
+        residual = np.sqrt(np.maximum(square, 0) / np.maximum(sums[..., 0], 1e-12))
+        slope = np.linalg.norm(found[..., 1:3], axis=-1)
+        fits.append((found[..., 0], slope, found[..., 3:], residual))
+    return fits
+
+
+def typical_spacing(points: np.ndarray) -> float:
+    """Median over points (n, 3) of the mean distance to the six nearest."""
+    return float(np.median(cKDTree(points).query(points, k=range(2, 8))[0].mean(axis=1)))
+
+
+def quantiles(fits: Fits) -> np.ndarray:
+    """What the fits tell of the whole cloud (q,)."""
+    return np.quantile(fits.telling, QUANTILES, axis=0).ravel().astype(np.float32)
+
+
+# --- the network ---------------------------------------------------------------------------------
+
+
+class Cleaner(nn.Module):
+    """Two small networks: the noise of a cloud, and the height of the surface above a point."""
+
+    def __init__(self, signed: int, unsigned: int, told: int, width: int = 128):
+        super().__init__()
+        self.sizes = (signed, unsigned, told, width)
+        for name, size in (("signed", signed), ("unsigned", unsigned + 1), ("told", told)):
+            self.register_buffer(f"{name}_mean", torch.zeros(size))
+            self.register_buffer(f"{name}_scale", torch.ones(size))
+        self.level = nn.Sequential(nn.Linear(told, 32), nn.SiLU(), nn.Linear(32, 1))
+        self.trust = nn.Sequential(
+            nn.Linear(signed + unsigned + 1, width),
+            nn.SiLU(),
+            nn.Linear(width, width),
+            nn.SiLU(),
+            nn.Linear(width, signed + 1),
+        )
+
+    def log_noise(self, told: Tensor) -> Tensor:
+        """ln(deviation + FLOOR), in typical spacings, of clouds (..., q)."""
+        return self.level((told - self.told_mean) / self.told_scale)[..., 0]
+
+    def height(self, signed: Tensor, unsigned: Tensor, log_noise: Tensor) -> Tensor:
+        """Of the surface above each point (n,), along its normal; odd, as a normal has no side."""
+        shape = torch.cat((unsigned, log_noise[:, None]), dim=-1)
+        shape = (shape - self.unsigned_mean) / self.unsigned_scale
+        scaled = signed / self.signed_scale
+        up, down = (self.trust(torch.cat((sign * scaled, shape), dim=-1)) for sign in (1, -1))
+        trust = 0.15 * (up + down)[:, :-1]
+        return (trust * signed).sum(-1) + 0.05 * (up - down)[:, -1]
+
+
+def estimate_noise(points: np.ndarray, cleaner: Cleaner | None = None) -> float:
+    """Deviation of the noise of points (n, 3), in their unit; 0 where they are clean."""
+    return _noise_of(fit(cKDTree(points), _sample(points)), cleaner or load_cleaner())
+
+
+def clean(points: np.ndarray, cleaner: Cleaner | None = None) -> np.ndarray:
+    """Points (n, 3) nearer to the surface they show; the same array where they are clean."""
+    if len(points) < LEAST_POINTS:
+        return points
+    cleaner = cleaner or load_cleaner()
+    tree, sample = cKDTree(points), _sample(points)
+    fits = fit(tree, sample)
+    noise = _noise_of(fits, cleaner)
+    if noise == 0:
+        return points
+    chunks = np.split(np.arange(len(points)), range(CHUNK, len(points), CHUNK))
+    parts = [fits] if len(sample) == len(points) else (fit(tree, rows) for rows in chunks)
+    return points + np.concatenate([_moves(part, noise, cleaner) for part in parts])
+
+
+def _sample(points: np.ndarray) -> np.ndarray:
+    return np.linspace(0, len(points) - 1, min(len(points), SAMPLE)).astype(int)
+
+
+def _noise_of(fits: Fits, cleaner: Cleaner) -> float:
+    with torch.inference_mode():
+        log_noise = float(cleaner.log_noise(torch.from_numpy(quantiles(fits))))
+    relative = np.exp(log_noise) - FLOOR
+    return float(relative * np.median(fits.spacing)) if relative > CLEAN else 0.0
+
+
+def _moves(fits: Fits, noise: float, cleaner: Cleaner) -> np.ndarray:
+    """From each point to the surface (n, 3), in the unit of the points, as the noise is."""
+    relative = noise / fits.spacing
+    with torch.inference_mode():
+        given = (fits.signed, fits.unsigned, np.log(relative + FLOOR).astype(np.float32))
+        height = cleaner.height(*map(torch.from_numpy, given)).numpy()
+    height = np.clip(height, -LARGEST_MOVE * relative, LARGEST_MOVE * relative)
+    return (height * fits.spacing)[:, None] * fits.normal
+
+
+# --- weights -------------------------------------------------------------------------------------
+
+
+def save_cleaner(cleaner: Cleaner, path: Path) -> None:
+    torch.save({"sizes": cleaner.sizes, "state": cleaner.state_dict()}, path)
+
+
+@cache
+def load_cleaner(path: Path = WEIGHTS) -> Cleaner:
+    stored = torch.load(path, map_location="cpu", weights_only=True)
+    cleaner = Cleaner(*stored["sizes"])
+    cleaner.load_state_dict(stored["state"])
+    return cleaner.eval().requires_grad_(False)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Noise is found, taken out where there is some, and clean clouds stay as they are."""
+
+import numpy as np
+import pytest
+
+from apusmog_core import cli
+from apusmog_core.geometry import farthest
+from apusmog_core.noise import LARGEST_MOVE, clean, estimate_noise, load_cleaner, typical_spacing
+
+
+def sphere(count: int = 2048) -> np.ndarray:
+    points = np.random.default_rng(0).normal(size=(8 * count, 3))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    return points[farthest(points, count)]
+
+
+def noisy(points: np.ndarray, spacings: float) -> np.ndarray:
+    noise = np.random.default_rng(1).normal(size=points.shape)
+    return points + spacings * typical_spacing(points) * noise
+
+
+def off_sphere(points: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((np.linalg.norm(points, axis=1) - 1) ** 2)))
+
+
+def test_a_clean_cloud_stays_as_it_is():
+    points = sphere()
+    assert clean(points) is points
+
+
+def test_few_points_stay_as_they_are():
+    points = noisy(sphere(40), 0.3)
+    assert clean(points) is points
+
+
+@pytest.mark.parametrize("spacings", [0.15, 0.3, 0.45])
+def test_noise_is_estimated_and_more_than_halved_on_a_sphere(spacings):
+    points = noisy(sphere(), spacings)
+    true = spacings * typical_spacing(sphere())
+    assert estimate_noise(points) == pytest.approx(true, rel=0.35)
+    assert off_sphere(clean(points)) < 0.5 * off_sphere(points)
+
+
+def test_no_point_moves_farther_than_its_noise_explains():
+    points = noisy(sphere(), 0.3)
+    points[0] *= 1.5  # an outlier, or the tip of something thin
+    estimate = estimate_noise(points)
+    moved = np.linalg.norm(clean(points) - points, axis=1)
+    assert moved.max() <= LARGEST_MOVE * estimate * (1 + 1e-6)
+
+
+def test_turned_scaled_and_shifted_clouds_are_cleaned_alike():
+    points = noisy(sphere(512), 0.3)
+    turn = np.linalg.qr(np.random.default_rng(2).normal(size=(3, 3)))[0]
+    again = (clean(30 * points @ turn + 5) - 5) @ turn.T / 30
+    np.testing.assert_allclose(again, clean(points), atol=1e-4)
+
+
+def test_long_clouds_are_cleaned_piece_by_piece(monkeypatch):
+    points = noisy(sphere(1024), 0.3)
+    whole = clean(points)
+    monkeypatch.setattr("apusmog_core.noise.CHUNK", 300)
+    monkeypatch.setattr("apusmog_core.noise.SAMPLE", 1000)
+    np.testing.assert_allclose(clean(points), whole, atol=0.01 * typical_spacing(points))
+
+
+def test_a_cleaner_is_trained_on_any_meshes(tmp_path, monkeypatch, capsys):
+    o3d = pytest.importorskip("open3d", reason="open3d makes the training data")
+    monkeypatch.setattr("apusmog_core.train_noise.LEVEL_STEPS", 300)
+    monkeypatch.setattr("apusmog_core.train_noise.TRUST_STEPS", 300)
+    (tmp_path / "meshes").mkdir()
+    for name in ("sphere", "box"):
+        mesh = getattr(o3d.geometry.TriangleMesh, f"create_{name}")()
+        o3d.io.write_triangle_mesh(str(tmp_path / "meshes" / f"{name}.ply"), mesh)
+    out = tmp_path / "cleaner.pth"
+    assert cli.main(["train-cleaner", str(tmp_path / "meshes"), "--out", str(out)]) == 0
+    assert f"{out}: written" in capsys.readouterr().out
+    points = noisy(sphere(), 0.3)
+    assert off_sphere(clean(points, load_cleaner(out))) < 0.8 * off_sphere(points)
+
+
+def test_smooth_copies_have_the_size_of_their_meshes_and_fewer_corners(tmp_path):
+    o3d = pytest.importorskip("open3d", reason="open3d makes the copies")
+    (tmp_path / "meshes").mkdir()
+    box = o3d.geometry.TriangleMesh.create_box()
+    o3d.io.write_triangle_mesh(str(tmp_path / "meshes" / "box.ply"), box)
+    assert cli.main(["smooth", str(tmp_path / "meshes"), str(tmp_path / "out")]) == 0
+    copy = o3d.io.read_triangle_mesh(str(tmp_path / "out" / "box_smooth.ply"))
+    assert copy.get_surface_area() == pytest.approx(6, rel=0.15)
+    corner = np.linalg.norm(np.asarray(copy.vertices), axis=1).min()
+    assert 0.005 < corner < 0.2  # the box's own is at the origin
+    assert cli.main(["smooth", str(tmp_path / "none"), str(tmp_path / "out")]) == 2
