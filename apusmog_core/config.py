@@ -239,7 +239,12 @@ PRESETS: dict[str, ModelConfig] = {
         covariance="clamp",
     ),
     "default": ModelConfig(
-        width=32, encoder_hidden=32, decoder_hidden=64, refine_neighbours=8, refine_width=16
+        width=32,
+        encoder_layers=3,
+        encoder_hidden=32,
+        decoder_hidden=64,
+        refine_neighbours=8,
+        refine_width=16,
     ),
     "lidar": RAYS,
     "fast": dataclasses.replace(RAYS, width=16, encoder_hidden=16, decoder_hidden=32),
@@ -268,7 +273,7 @@ class DataConfig:
         0.0, "largest deviation of input noise: patch radii, or metres of range", low=0.0
     )
     noise: float = setting(
-        0.0, "largest noise, in spacings, of the half of the clouds that was cleaned", low=0.0
+        0.0, "meshes: largest noise, in spacings, of the half that is then cleaned", low=0.0
     )
     thinning: float = setting(0.0, "chance of thinning a patch unevenly", low=0.0, high=1.0)
 

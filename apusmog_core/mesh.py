@@ -13,6 +13,7 @@ NORMAL_NEIGHBOURS = 16
 SMOOTH_DEPTHS, SMOOTH_SHARES = (4, 5, 6), (0.25, 0.5, 0.25)  # of the octree: 16 to 64 cells across
 SMOOTH_SAMPLES = 60_000
 SMALL_PIECE = 0.02  # of the area
+COPY = "_smooth"  # at the end of a copy's name
 
 
 def reconstruct(
@@ -54,6 +55,9 @@ def smooth_copies(meshes: Sequence[Path], out: Path, seed: int = 0) -> None:
     import open3d as o3d
     from tqdm import tqdm
 
+    meshes = [path for path in meshes if not path.is_relative_to(out)]  # those are copies
+    if len({path.stem for path in meshes}) < len(meshes):
+        raise ValueError("meshes of the same name: their copies would overwrite each other")
     out.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     quiet = o3d.utility.VerbosityContextManager(o3d.utility.VerbosityLevel.Error)
@@ -65,7 +69,9 @@ def smooth_copies(meshes: Sequence[Path], out: Path, seed: int = 0) -> None:
             raise ValueError(f"{path}: no triangles; is it a mesh?")
         with quiet:  # Open3D names every edge that three triangles share
             copy = _smooth(mesh, depth)
-        o3d.io.write_triangle_mesh(str(out / f"{path.stem}_smooth.ply"), copy)
+        written = out / f"{path.stem}{COPY}.ply"
+        if not o3d.io.write_triangle_mesh(str(written), copy):
+            raise OSError(f"{written}: the mesh could not be written")
 
 
 def _smooth(mesh, depth: int):

@@ -7,6 +7,7 @@ and cut more corners: how much to trust each of them is what a small network kno
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,9 +17,11 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
+from .geometry import MANY
+
 WEIGHTS = Path(__file__).parent / "weights" / "cleaner.pth"
 NEIGHBOURS = 64
-LEAST_POINTS = 64  # fewer do not tell how noisy they are
+LEAST_POINTS = 256  # fewer do not tell corners from noise
 BANDWIDTHS = np.array([0.8, 1.1, 1.5, 2.0, 2.8, 4.0])  # of the fits, in spacings
 FRAME_BANDWIDTH = 1.6  # of the plane that says where "up" is
 PLANE, QUADRIC = 3, 6  # coefficients: 1 u v, and u^2 uv v^2
@@ -30,10 +33,10 @@ PRODUCTS = np.array(
     ]
 )
 RIDGE = np.diag([1e-9] + [1e-4] * (QUADRIC - 1))
-ROBUST_BANDWIDTH = 2  # of the plane whose residuals say which neighbours are outliers
+ROBUST_SCALE = 2  # which bandwidth says, by its height and residual, what neighbours are outliers
 NARROW = 3  # bandwidths whose residuals tell the noise of the cloud
 QUANTILES = (0.01, 0.03, 0.1, 0.3, 0.5, 0.75)
-SAMPLE = 4096  # points that are enough to tell how noisy a cloud is
+SAMPLE = 1024  # points that are enough to tell how noisy a cloud is
 CHUNK = 4096  # points that are fitted at once
 FLOOR = 0.03  # spacings: noise that is nearly none
 CLEAN = 0.08  # spacings: below, a cloud is left as it is
@@ -54,21 +57,19 @@ class Fits:
 def fit(tree: cKDTree, rows: np.ndarray) -> Fits:
     """Planes and quadrics around some of the points (N, 3) of a tree."""
     points = tree.data
-    distance, index = tree.query(points[rows], k=min(NEIGHBOURS, len(points)), workers=-1)
+    workers = -1 if len(rows) >= MANY else 1
+    distance, index = tree.query(points[rows], k=min(NEIGHBOURS, len(points)), workers=workers)
     spacing = distance[:, 1:7].mean(axis=1)
-    spacing = np.maximum(spacing, 0.1 * spacing.mean() + 1e-12)
+    spacing = np.maximum(spacing, 0.1 * np.median(spacing) + 1e-12)
     away = (points[index] - points[rows, None]) / spacing[:, None, None]  # (n, k, 3)
     distance = distance / spacing[:, None]
 
     spread, axes = _frames(away, np.exp(-0.5 * (distance / FRAME_BANDWIDTH) ** 2))
     height, u, v = np.moveaxis(away @ axes, -1, 0)  # (n, k) each
-    terms = np.stack([u**i * v**j for i, j in MONOMIALS], axis=-1)  # (n, k, 15)
-    columns = np.concatenate(
-        (terms, height[..., None] * terms[..., :QUADRIC], height[..., None] ** 2), axis=-1
-    )
+    columns = _columns(height, u, v)
     near = np.exp(-0.5 * (distance[:, None] / BANDWIDTHS[:, None]) ** 2)  # (n, s, k)
     plain = _solve(near @ columns)
-    centre, residual = (a[:, ROBUST_BANDWIDTH, None, None] for a in (plain[0][0], plain[0][3]))
+    centre, residual = (a[:, ROBUST_SCALE, None, None] for a in (plain[0][0], plain[0][3]))
     unlikely = (height[:, None] - centre) / (2 * np.maximum(residual, 4 * FLOOR))
     robust = _solve((near * np.exp(-0.5 * unlikely**2)) @ columns)
 
@@ -90,11 +91,23 @@ def fit(tree: cKDTree, rows: np.ndarray) -> Fits:
     )
 
 
+def _columns(height: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """The monomials of u and v, height times those of a quadric, and its square: (n, k, 22)."""
+    columns = np.empty((*u.shape, len(MONOMIALS) + QUADRIC + 1))
+    columns[..., 0] = 1
+    for at, (i, j) in enumerate(MONOMIALS[1:], start=1):
+        less, factor = ((i - 1, j), u) if i else ((i, j - 1), v)
+        np.multiply(columns[..., MONOMIALS.index(less)], factor, out=columns[..., at])
+    columns[..., len(MONOMIALS) : -1] = height[..., None] * columns[..., :QUADRIC]
+    columns[..., -1] = height**2
+    return columns
+
+
 def _frames(away: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """How flat and how round (n, 2), and axes (n, 3, 3), the normal first, of offsets (n, k, 3)."""
     weight = weight / weight.sum(axis=1, keepdims=True)
     centred = away - (weight[:, None] @ away)
-    value, axes = np.linalg.eigh((weight[..., None] * centred).mT @ centred)
+    value, axes = np.linalg.eigh(np.swapaxes(weight[..., None] * centred, 1, 2) @ centred)
     ratio = np.maximum(value[:, :2], 0) / np.maximum(value[:, 1:], 1e-12)
     return np.sqrt(ratio), axes
 
@@ -134,7 +147,8 @@ class Cleaner(nn.Module):
     def __init__(self, signed: int, unsigned: int, told: int, width: int = 128):
         super().__init__()
         self.sizes = (signed, unsigned, told, width)
-        for name, size in (("signed", signed), ("unsigned", unsigned + 1), ("told", told)):
+        self.register_buffer("signed_scale", torch.ones(signed))
+        for name, size in (("unsigned", unsigned + 1), ("told", told)):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_scale", torch.ones(size))
         self.level = nn.Sequential(nn.Linear(told, 32), nn.SiLU(), nn.Linear(32, 1))
@@ -161,27 +175,24 @@ class Cleaner(nn.Module):
 
 
 def estimate_noise(points: np.ndarray, cleaner: Cleaner | None = None) -> float:
-    """Deviation of the noise of points (n, 3), in their unit; 0 where they are clean."""
-    return _noise_of(fit(cKDTree(points), _sample(points)), cleaner or load_cleaner())
+    """Deviation of the noise of points (n, 3), in their unit; 0 where clean, or too few."""
+    if len(points) < LEAST_POINTS:
+        return 0.0
+    sample = np.linspace(0, len(points) - 1, min(len(points), SAMPLE)).astype(int)
+    return _noise_of(fit(cKDTree(points), sample), cleaner or load_cleaner())
 
 
 def clean(points: np.ndarray, cleaner: Cleaner | None = None) -> np.ndarray:
     """Points (n, 3) nearer to the surface they show; the same array where they are clean."""
-    if len(points) < LEAST_POINTS:
-        return points
+    unique, back = np.unique(points, axis=0, return_inverse=True)  # a twin hides the noise
     cleaner = cleaner or load_cleaner()
-    tree, sample = cKDTree(points), _sample(points)
-    fits = fit(tree, sample)
-    noise = _noise_of(fits, cleaner)
+    noise = estimate_noise(unique, cleaner)
     if noise == 0:
         return points
-    chunks = np.split(np.arange(len(points)), range(CHUNK, len(points), CHUNK))
-    parts = [fits] if len(sample) == len(points) else (fit(tree, rows) for rows in chunks)
-    return points + np.concatenate([_moves(part, noise, cleaner) for part in parts])
-
-
-def _sample(points: np.ndarray) -> np.ndarray:
-    return np.linspace(0, len(points) - 1, min(len(points), SAMPLE)).astype(int)
+    tree = cKDTree(unique)
+    chunks = np.split(np.arange(len(unique)), range(CHUNK, len(unique), CHUNK))
+    moves = [_moves(fit(tree, rows), noise, cleaner) for rows in chunks]
+    return (unique + np.concatenate(moves))[back.ravel()]
 
 
 def _noise_of(fits: Fits, cleaner: Cleaner) -> float:
@@ -205,12 +216,22 @@ def _moves(fits: Fits, noise: float, cleaner: Cleaner) -> np.ndarray:
 
 
 def save_cleaner(cleaner: Cleaner, path: Path) -> None:
-    torch.save({"sizes": cleaner.sizes, "state": cleaner.state_dict()}, path)
+    partial = path.with_name(path.name + ".partial")
+    torch.save({"sizes": cleaner.sizes, "state": cleaner.state_dict()}, partial)
+    os.replace(partial, path)
 
 
 @cache
 def load_cleaner(path: Path = WEIGHTS) -> Cleaner:
-    stored = torch.load(path, map_location="cpu", weights_only=True)
-    cleaner = Cleaner(*stored["sizes"])
-    cleaner.load_state_dict(stored["state"])
+    """The cleaner that ships, or one from a file."""
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+        cleaner = Cleaner(*stored["sizes"])
+        cleaner.load_state_dict(stored["state"])
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"{path}: not a cleaner ({type(error).__name__}); 'apusmog train-cleaner' writes one"
+        ) from error
     return cleaner.eval().requires_grad_(False)

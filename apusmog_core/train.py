@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from . import weights
-from .config import TrainConfig, parse_device, to_dict
+from .config import TrainConfig, flatten, parse_device, to_dict
 from .losses import ray_loss, surface_loss
 from .machine import keep_allocations
 from .model import ApuSmog, parameter_count
@@ -198,8 +198,10 @@ def begin_from(network: ApuSmog, start: ApuSmog, name: str) -> None:
     """Takes over what `start` knows; layers that it lacks begin by changing nothing."""
     mine, its = network.config, start.config
     depth = {n: getattr(mine, n) for n in ("encoder_layers", "decoder_layers")}
-    if replace(its, **depth) != mine or any(getattr(its, n) > d for n, d in depth.items()):
-        raise ValueError(f"{name}: a network of another shape than this run's, or with more layers")
+    other = [n for n, value in flatten(replace(its, **depth)).items() if value != flatten(mine)[n]]
+    other += [n for n, layers in depth.items() if getattr(its, n) > layers]
+    if other:
+        raise ValueError(f"{name}: a network of another shape than this run's: {', '.join(other)}")
     network.load_state_dict(start.state_dict(), strict=False)
     for layers, known in ((network.encoder, start.encoder), (network.decoder, start.decoder)):
         for layer in layers[len(known) :]:

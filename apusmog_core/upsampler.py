@@ -15,7 +15,7 @@ from .geometry import farthest, geodesic_patches, nearest, search
 from .machine import even_parts, in_threads
 from .model import ApuSmog
 from .model.compiled import CompiledApuSmog, supports
-from .noise import clean
+from .noise import clean, load_cleaner
 from .rays import (
     best_of_each,
     grid_context,
@@ -52,6 +52,7 @@ class Upsampler:
         self.config = network.config
         self.seed = seed
         self.dtype = getattr(torch, precision)
+        self.cleaner = load_cleaner() if self.config.domain == "canonical" else None  # may be None
         # read once: while one scan is shared among threads, new ones see a count of one
         self.threads = torch.get_num_threads()
         self._place(network.eval().requires_grad_(False), torch.device(device))
@@ -215,7 +216,9 @@ class Upsampler:
 
     def _grow_surface(self, cloud: np.ndarray, count: int, keep_input: bool) -> np.ndarray:
         centre = cloud.mean(axis=0)
-        local = clean(cloud - centre).astype(np.float32)
+        measured = cloud - centre
+        local = clean(measured, self.cleaner) if self.cleaner else measured
+        measured, local = measured.astype(np.float32), local.astype(np.float32)
         new = count - (len(cloud) if keep_input else 0)
         per = max(
             LEAST_CANDIDATES,
@@ -226,7 +229,6 @@ class Upsampler:
         else:
             found = self._decode(local[None], nearest(local, self.config.neighbours)[None], per)[0]
         if keep_input:
-            measured = (cloud - centre).astype(np.float32)
             order = farthest_from(found, measured, new)
             return np.concatenate((cloud, relax(found[order], found, measured) + centre))
         found = np.concatenate((local, found))  # none of those is nearer to tips and corners

@@ -110,7 +110,7 @@ def test_a_deeper_run_starts_with_the_answers_of_given_weights(config, tmp_path)
     near = nearest_in_batch(points, deeper.neighbours)
     answers = [network(points, near, noise)[0].fine for network in (grown, known)]
     torch.testing.assert_close(*answers)
-    with pytest.raises(ValueError, match="more layers"):
+    with pytest.raises(ValueError, match="encoder_layers, decoder_layers"):
         begin_from(known, grown, "grown")
 
 

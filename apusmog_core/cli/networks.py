@@ -64,9 +64,12 @@ def train_cleaner(args: argparse.Namespace) -> None:
     from apusmog_core.noise import save_cleaner
     from apusmog_core.train_noise import train_cleaner
 
+    if args.out.is_dir():
+        raise ValueError(f"{args.out}: a folder; name a file to write")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     cache = args.cache or args.out.parent / "cache"
     save_cleaner(train_cleaner(args.meshes, cache, args.seed), args.out)
-    print(f"{args.out}: written")
+    print(f"{args.out}: written; to use it: upsampler.cleaner = load_cleaner({str(args.out)!r})")
 
 
 def add_smooth(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +83,7 @@ def smooth(args: argparse.Namespace) -> None:
     from apusmog_core.mesh import smooth_copies
 
     smooth_copies(find_meshes(args.meshes), args.output, args.seed)
+    print(f"{args.output}: written")
 
 
 def add_finetune(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..config import DataConfig, TrainConfig
 from ..geometry import farthest, nearest_in_batch
-from ..noise import clean, typical_spacing
+from ..noise import WEIGHTS, clean, typical_spacing
 
 SUFFIXES = (".off", ".obj", ".ply", ".stl")
 SPARSE = (1024, 2048, 4096)  # input samplings of one mesh
@@ -121,7 +121,9 @@ def _store(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 def cleaned(path: Path, surface: Surface, noise: float, seed: int, cache: Path) -> list:
     """The sparse samplings with noise of up to so many spacings, as `clean` then leaves them."""
-    stored = cache / f"cleaned-{path.parent.name}-{path.stem}-{seed}-{noise:g}.npz"
+    cleaner = zlib.crc32(WEIGHTS.read_bytes())
+    name = f"{path.parent.name}-{path.stem}-{seed}-{noise:g}-{cleaner:08x}"
+    stored = cache / f"cleaned-{name}.npz"
     if not stored.is_file():
         rng = np.random.default_rng((seed, zlib.crc32(path.stem.encode())))
         noisy = []
