@@ -10,6 +10,7 @@ import numpy as np
 
 MESHES = (".ply", ".obj", ".stl", ".off")
 NORMAL_NEIGHBOURS = 16
+AGREEING_NEIGHBOURS = 10  # more of them reach across to the next part, and turn it inside out
 SMOOTH_DEPTHS, SMOOTH_SHARES = (4, 5, 6), (0.25, 0.5, 0.25)  # of the octree: 16 to 64 cells across
 SMOOTH_SAMPLES = 60_000
 SMALL_PIECE = 0.02  # of the area
@@ -36,7 +37,7 @@ def reconstruct(
     cloud = o3d.geometry.PointCloud(o3d.utility.Vector3dVector(points - centre))
     cloud.estimate_normals(o3d.geometry.KDTreeSearchParamKNN(NORMAL_NEIGHBOURS))
     if origin is None:
-        cloud.orient_normals_consistent_tangent_plane(NORMAL_NEIGHBOURS)
+        cloud.orient_normals_consistent_tangent_plane(AGREEING_NEIGHBOURS)
     else:
         cloud.orient_normals_towards_camera_location(np.asarray(origin, np.float64) - centre)
     surface, support = o3d.geometry.TriangleMesh.create_from_point_cloud_poisson(cloud, depth=depth)

@@ -21,7 +21,7 @@ from .geometry import MANY
 
 WEIGHTS = Path(__file__).parent / "weights" / "cleaner.pth"
 NEIGHBOURS = 64
-LEAST_POINTS = 256  # fewer do not tell corners from noise
+LEAST_POINTS = 1024  # fewer do not tell corners from noise
 BANDWIDTHS = np.array([0.8, 1.1, 1.5, 2.0, 2.8, 4.0])  # of the fits, in spacings
 FRAME_BANDWIDTH = 1.6  # of the plane that says where "up" is
 PLANE, QUADRIC = 3, 6  # coefficients: 1 u v, and u^2 uv v^2

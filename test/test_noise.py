@@ -31,7 +31,7 @@ def test_a_clean_cloud_stays_as_it_is():
 
 
 def test_few_points_stay_as_they_are():
-    points = noisy(sphere(200), 0.3)
+    points = noisy(sphere(1000), 0.3)
     assert clean(points) is points
 
 
@@ -61,12 +61,12 @@ def test_no_point_moves_farther_than_its_noise_explains():
 
 
 def test_twins_are_cleaned_alike():
-    points = noisy(sphere(512), 0.3)
+    points = noisy(sphere(1024), 0.3)
     np.testing.assert_allclose(clean(np.repeat(points, 2, axis=0))[::2], clean(points))
 
 
 def test_without_a_cleaner_clouds_are_upsampled_as_they_are():
-    points = noisy(sphere(512), 0.4)
+    points = noisy(sphere(1024), 0.4)
     upsampler = Upsampler.load("default", "cpu")
     cleaned = upsampler.upsample(points, 2)
     upsampler.cleaner = None
@@ -80,7 +80,7 @@ def test_a_file_that_is_no_cleaner_is_refused(tmp_path):
 
 
 def test_turned_scaled_and_shifted_clouds_are_cleaned_alike():
-    points = noisy(sphere(512), 0.3)
+    points = noisy(sphere(1024), 0.3)
     turn = np.linalg.qr(np.random.default_rng(2).normal(size=(3, 3)))[0]
     again = (clean(30 * points @ turn + 5) - 5) @ turn.T / 30
     np.testing.assert_allclose(again, clean(points), atol=1e-4)
