@@ -15,7 +15,7 @@ from scipy.spatial import cKDTree
 from . import shapes
 from .data.scans import PROBE_REACH
 from .geometry import farthest, nearest
-from .mesh import reconstruct
+from .mesh import read_mesh, reconstruct
 from .metrics import distance_to_mesh, mesh_surface
 from .metrics import nearest as distance_to
 from .model.smog import Mixture
@@ -49,7 +49,7 @@ def figures(
     """Write all pictures into a folder; `mesh` is the shape of the ratios, else a knot."""
     lidar = _load(weights, "sensor", device, seed)
     surface = _load(surface_weights, "canonical", device, seed)
-    shape = knot() if mesh is None else _read(mesh)
+    shape = knot() if mesh is None else read_mesh(mesh)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     return [
@@ -187,15 +187,6 @@ def knot():
     tube = shapes.tube(path.T, 0.62, 0.5, sides)
     skin = tube.triangles[: -2 * (sides - 2)]  # without the lids at its ends, which meet
     return _legacy(tube.vertices, skin % (len(tube.vertices) - sides))
-
-
-def _read(path: str | Path):
-    import open3d as o3d
-
-    mesh = o3d.io.read_triangle_mesh(str(path))
-    if not mesh.has_triangles():
-        raise ValueError(f"{path}: no triangles; expected a mesh (.off .obj .ply .stl)")
-    return mesh
 
 
 def _legacy(vertices: np.ndarray, triangles: np.ndarray):

@@ -17,6 +17,16 @@ SMALL_PIECE = 0.02  # of the area
 COPY = "_smooth"  # at the end of a copy's name
 
 
+def read_mesh(path: str | Path):
+    """The Open3D mesh of a file; ValueError if there is none in it."""
+    import open3d as o3d
+
+    mesh = o3d.io.read_triangle_mesh(str(path))
+    if not mesh.has_triangles():
+        raise ValueError(f"{path}: no triangles; expected a mesh (.off .obj .ply .stl)")
+    return mesh
+
+
 def reconstruct(
     points: np.ndarray,
     out: str | Path,
@@ -65,9 +75,7 @@ def smooth_copies(meshes: Sequence[Path], out: Path, seed: int = 0) -> None:
     for path in tqdm(meshes, desc="smooth copies", unit="mesh"):
         depth = int(rng.choice(SMOOTH_DEPTHS, p=SMOOTH_SHARES))
         o3d.utility.random.seed(seed)
-        mesh = o3d.io.read_triangle_mesh(str(path))
-        if not mesh.has_triangles():
-            raise ValueError(f"{path}: no triangles; is it a mesh?")
+        mesh = read_mesh(path)
         with quiet:  # Open3D names every edge that three triangles share
             copy = _smooth(mesh, depth)
         written = out / f"{path.stem}{COPY}.ply"

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from scipy.spatial import cKDTree
 
+from .mesh import read_mesh
+
 F_DISTANCES = (0.05, 0.10, 0.20)  # metres
 THICKNESS_NEIGHBOURS = 16
 RAY_ANGLE = 0.003  # radians: about the azimuth step of a spinning LiDAR
@@ -51,9 +53,7 @@ def mesh_surface(path: str | Path):
     """The triangles of a mesh file as an Open3D scene that answers distance queries."""
     import open3d as o3d
 
-    mesh = o3d.io.read_triangle_mesh(str(path))
-    if not mesh.has_triangles():
-        raise ValueError(f"{path}: no triangles; expected a mesh (.off .obj .ply .stl)")
+    mesh = read_mesh(path)
     scene = o3d.t.geometry.RaycastingScene()
     scene.add_triangles(o3d.t.geometry.TriangleMesh.from_legacy(mesh))
     return scene

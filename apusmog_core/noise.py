@@ -7,7 +7,6 @@ and cut more corners: how much to trust each of them is what a small network kno
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,8 +17,9 @@ from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
 from .geometry import MANY
+from .weights import FOLDER, store
 
-WEIGHTS = Path(__file__).parent / "weights" / "cleaner.pth"
+WEIGHTS = FOLDER / "cleaner.pth"
 NEIGHBOURS = 64
 LEAST_POINTS = 1024  # fewer do not tell corners from noise
 BANDWIDTHS = np.array([0.8, 1.1, 1.5, 2.0, 2.8, 4.0])  # of the fits, in spacings
@@ -176,26 +176,25 @@ class Cleaner(nn.Module):
 
 def estimate_noise(points: np.ndarray, cleaner: Cleaner | None = None) -> float:
     """Deviation of the noise of points (n, 3), in their unit; 0 where clean, or too few."""
-    if len(points) < LEAST_POINTS:
-        return 0.0
-    sample = np.linspace(0, len(points) - 1, min(len(points), SAMPLE)).astype(int)
-    return _noise_of(fit(cKDTree(points), sample), cleaner or load_cleaner())
+    return _noise_of(cKDTree(points), cleaner or load_cleaner())
 
 
 def clean(points: np.ndarray, cleaner: Cleaner | None = None) -> np.ndarray:
     """Points (n, 3) nearer to the surface they show; the same array where they are clean."""
     unique, back = np.unique(points, axis=0, return_inverse=True)  # a twin hides the noise
-    cleaner = cleaner or load_cleaner()
-    noise = estimate_noise(unique, cleaner)
+    cleaner, tree = cleaner or load_cleaner(), cKDTree(unique)
+    noise = _noise_of(tree, cleaner)
     if noise == 0:
         return points
-    tree = cKDTree(unique)
-    chunks = np.split(np.arange(len(unique)), range(CHUNK, len(unique), CHUNK))
+    chunks = np.split(np.arange(tree.n), range(CHUNK, tree.n, CHUNK))
     moves = [_moves(fit(tree, rows), noise, cleaner) for rows in chunks]
     return (unique + np.concatenate(moves))[back.ravel()]
 
 
-def _noise_of(fits: Fits, cleaner: Cleaner) -> float:
+def _noise_of(tree: cKDTree, cleaner: Cleaner) -> float:
+    if tree.n < LEAST_POINTS:
+        return 0.0
+    fits = fit(tree, np.linspace(0, tree.n - 1, min(tree.n, SAMPLE)).astype(int))
     with torch.inference_mode():
         log_noise = float(cleaner.log_noise(torch.from_numpy(quantiles(fits))))
     relative = np.exp(log_noise) - FLOOR
@@ -216,9 +215,7 @@ def _moves(fits: Fits, noise: float, cleaner: Cleaner) -> np.ndarray:
 
 
 def save_cleaner(cleaner: Cleaner, path: Path) -> None:
-    partial = path.with_name(path.name + ".partial")
-    torch.save({"sizes": cleaner.sizes, "state": cleaner.state_dict()}, partial)
-    os.replace(partial, path)
+    store({"sizes": cleaner.sizes, "state": cleaner.state_dict()}, path)
 
 
 @cache

@@ -152,8 +152,6 @@ class Run:
     def save(self) -> None:
         if self.processes.rank:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".partial")
         state = {
             "config": to_dict(self.config),
             "network": self.network.state_dict(),
@@ -163,8 +161,7 @@ class Run:
             "step": self.step,
             "seconds": self.seconds,
         }
-        torch.save(state, partial)
-        os.replace(partial, self.path)
+        weights.store(state, self.path)
 
     def load(self) -> None:
         if not self.path.is_file():
@@ -198,7 +195,8 @@ def begin_from(network: ApuSmog, start: ApuSmog, name: str) -> None:
     """Takes over what `start` knows; layers that it lacks begin by changing nothing."""
     mine, its = network.config, start.config
     depth = {n: getattr(mine, n) for n in ("encoder_layers", "decoder_layers")}
-    other = [n for n, value in flatten(replace(its, **depth)).items() if value != flatten(mine)[n]]
+    wanted, given = flatten(mine), flatten(replace(its, **depth))
+    other = [n for n in wanted if given[n] != wanted[n]]
     other += [n for n, layers in depth.items() if getattr(its, n) > layers]
     if other:
         raise ValueError(f"{name}: a network of another shape than this run's: {', '.join(other)}")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..config import DataConfig, TrainConfig
 from ..geometry import farthest, nearest_in_batch
+from ..mesh import read_mesh
 from ..noise import WEIGHTS, clean, typical_spacing
 
 SUFFIXES = (".off", ".obj", ".ply", ".stl")
@@ -34,9 +35,7 @@ class Surface:
     def of(cls, path: Path, seed: int) -> Surface:
         import open3d as o3d
 
-        mesh = o3d.io.read_triangle_mesh(str(path))
-        if not mesh.has_triangles():
-            raise ValueError(f"{path}: no triangles; is it a mesh?")
+        mesh = read_mesh(path)
         o3d.utility.random.seed(seed)
         sparse = [_poisson_disk(mesh, count) for count in SPARSE]
         return cls(sparse, _poisson_disk(mesh, DENSE))

@@ -58,8 +58,12 @@ def load_network(name: str | Path) -> ApuSmog:
 def save(network: ApuSmog, path: str | Path, card: dict[str, Any], half: bool = True) -> None:
     """Weights and what is to be known of them, written in one step."""
     state = {k: v.half() if half else v for k, v in network.state_dict().items()}
-    path = Path(path)
+    store({"model": to_dict(network.config), "state": state, "card": card}, Path(path))
+
+
+def store(content: dict[str, Any], path: Path) -> None:
+    """A file of PyTorch, written in one step: there is the old one, or all of the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    torch.save({"model": to_dict(network.config), "state": state, "card": card}, partial)
+    torch.save(content, partial)
     os.replace(partial, path)
