@@ -2,11 +2,14 @@
 """How noisy a cloud is, and where its points would lie without the noise.
 
 Planes and quadrics are fitted around each point, narrow and wide. Wide ones average more noise out
-and cut more corners: how much to trust each of them is what a small network knows.
+and cut more corners: how much to trust each of them is what a small network knows. At tips and
+borders, where all neighbours lie on one side, it also knows how far to move towards them. In a
+cloud that was cleaned once, corners and outliers show better: further passes begin there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,11 +39,11 @@ RIDGE = np.diag([1e-9] + [1e-4] * (QUADRIC - 1))
 ROBUST_SCALE = 2  # which bandwidth says, by its height and residual, what neighbours are outliers
 NARROW = 3  # bandwidths whose residuals tell the noise of the cloud
 QUANTILES = (0.01, 0.03, 0.1, 0.3, 0.5, 0.75)
-SAMPLE = 1024  # points that are enough to tell how noisy a cloud is
+SAMPLE = 4096  # points that tell how noisy a cloud is
 CHUNK = 4096  # points that are fitted at once
 FLOOR = 0.03  # spacings: noise that is nearly none
 CLEAN = 0.08  # spacings: below, a cloud is left as it is
-LARGEST_MOVE = 1.5  # deviations of the noise; tips of thin parts look like outliers
+LARGEST_MOVE = 2.5  # deviations of the noise; tips of thin parts look like outliers
 
 
 @dataclass
@@ -48,14 +51,19 @@ class Fits:
     """What planes and quadrics say about n points; all lengths in spacings."""
 
     normal: np.ndarray  # (n, 3)
+    inward: np.ndarray  # (n, 3) along the surface, to where the neighbours are
     spacing: np.ndarray  # (n,)
     signed: np.ndarray  # (n, o) heights and curvatures: they turn with the normal
     unsigned: np.ndarray  # (n, e) residuals, slopes, shape: they do not
     telling: np.ndarray  # (n, t) logarithms whose distribution tells the noise of the cloud
 
 
-def fit(tree: cKDTree, rows: np.ndarray) -> Fits:
-    """Planes and quadrics around some of the points (N, 3) of a tree."""
+def fit(tree: cKDTree, rows: np.ndarray, measured: np.ndarray | None = None) -> Fits:
+    """Planes and quadrics around some of the points (N, 3) of a tree.
+
+    Where these were moved from `measured` (N, 3), they also guide fits of those: what is near, and
+    what is an outlier, shows better in a cleaner cloud, but the noise averages out in the measured.
+    """
     points = tree.data
     workers = -1 if len(rows) >= MANY else 1
     distance, index = tree.query(points[rows], k=min(NEIGHBOURS, len(points)), workers=workers)
@@ -68,13 +76,26 @@ def fit(tree: cKDTree, rows: np.ndarray) -> Fits:
     height, u, v = np.moveaxis(away @ axes, -1, 0)  # (n, k) each
     columns = _columns(height, u, v)
     near = np.exp(-0.5 * (distance[:, None] / BANDWIDTHS[:, None]) ** 2)  # (n, s, k)
-    plain = _solve(near @ columns)
+    sums = near @ columns
+    plain = _solve(sums)
     centre, residual = (a[:, ROBUST_SCALE, None, None] for a in (plain[0][0], plain[0][3]))
     unlikely = (height[:, None] - centre) / (2 * np.maximum(residual, 4 * FLOOR))
-    robust = _solve((near * np.exp(-0.5 * unlikely**2)) @ columns)
+    likely = near * np.exp(-0.5 * unlikely**2)
+    solved, moved = [plain, _solve(likely @ columns)], []
+    middle = sums[..., 1:3] / sums[..., :1]  # (n, s, 2) of the neighbours: u, v
+    inward = middle[:, ROBUST_SCALE]
+    inward /= np.linalg.norm(inward, axis=1, keepdims=True) + 1e-12
+    aside = [(middle @ inward[..., None])[..., 0]]
+    if measured is not None:
+        before = (measured[index] - points[rows, None]) / spacing[:, None, None]
+        up, *along = np.moveaxis(before @ axes, -1, 0)  # (n, k), the nearest is the point itself
+        columns = _columns(up, u, v)
+        solved += [_solve(near @ columns), _solve(likely @ columns)]
+        moved = [up[:, :1]]
+        aside.append(sum(a[:, :1] * b[:, None] for a, b in zip(along, inward.T, strict=True)))
 
-    signed, unsigned, telling = [], [spread], []
-    for plane, quadric in (plain, robust):
+    signed, unsigned, telling = [], [spread, *aside], []
+    for plane, quadric in solved:
         signed += [plane[0], quadric[0], quadric[2][..., 0] + quadric[2][..., 2]]
         bend = quadric[2][..., 0] * quadric[2][..., 2] - quadric[2][..., 1] ** 2 / 4
         unsigned.append(np.log(np.abs(bend) + 0.01))
@@ -84,8 +105,9 @@ def fit(tree: cKDTree, rows: np.ndarray) -> Fits:
             telling += [np.log(a + 1e-3) for a in narrow]
     return Fits(
         axes[..., 0],
+        (axes[..., 1:] @ inward[..., None])[..., 0],
         spacing,
-        np.concatenate(signed, axis=1).clip(-3, 3).astype(np.float32),
+        np.concatenate(signed + moved, axis=1).clip(-3, 3).astype(np.float32),
         np.concatenate(unsigned, axis=1).clip(-6, 6).astype(np.float32),
         np.concatenate(telling, axis=1).astype(np.float32),
     )
@@ -141,37 +163,48 @@ def quantiles(fits: Fits) -> np.ndarray:
 # --- the network ---------------------------------------------------------------------------------
 
 
-class Cleaner(nn.Module):
-    """Two small networks: the noise of a cloud, and the height of the surface above a point."""
+class Trust(nn.Module):
+    """How far to trust each fit around a point: where the surface is."""
 
-    def __init__(self, signed: int, unsigned: int, told: int, width: int = 128):
+    def __init__(self, signed: int, unsigned: int, width: int = 128):
         super().__init__()
-        self.sizes = (signed, unsigned, told, width)
+        self.sizes = (signed, unsigned, width)
         self.register_buffer("signed_scale", torch.ones(signed))
-        for name, size in (("unsigned", unsigned + 1), ("told", told)):
-            self.register_buffer(f"{name}_mean", torch.zeros(size))
-            self.register_buffer(f"{name}_scale", torch.ones(size))
-        self.level = nn.Sequential(nn.Linear(told, 32), nn.SiLU(), nn.Linear(32, 1))
-        self.trust = nn.Sequential(
+        self.register_buffer("shape_mean", torch.zeros(unsigned + 1))
+        self.register_buffer("shape_scale", torch.ones(unsigned + 1))
+        self.network = nn.Sequential(
             nn.Linear(signed + unsigned + 1, width),
             nn.SiLU(),
             nn.Linear(width, width),
             nn.SiLU(),
-            nn.Linear(width, signed + 1),
+            nn.Linear(width, signed + 2),
         )
+
+    def forward(self, signed: Tensor, unsigned: Tensor, log_noise: Tensor) -> Tensor:
+        """Moves (n, 2) along the normals and inward, in spacings; a normal has no side, so that
+        the first are odd in what turns with it, and the others even."""
+        shape = torch.cat((unsigned, log_noise[:, None]), dim=-1)
+        shape = (shape - self.shape_mean) / self.shape_scale
+        scaled = signed / self.signed_scale
+        up, down = (self.network(torch.cat((sign * scaled, shape), dim=-1)) for sign in (1, -1))
+        even, odd = up + down, up - down
+        height = (0.15 * even[:, :-2] * signed).sum(-1) + 0.05 * odd[:, -2]
+        return torch.stack((height, 0.05 * even[:, -1]), dim=-1)
+
+
+class Cleaner(nn.Module):
+    """Estimates the noise of a cloud, and takes it out in passes; later ones know the earlier."""
+
+    def __init__(self, told: int, passes: Sequence[Trust] = ()):
+        super().__init__()
+        self.register_buffer("told_mean", torch.zeros(told))
+        self.register_buffer("told_scale", torch.ones(told))
+        self.level = nn.Sequential(nn.Linear(told, 32), nn.SiLU(), nn.Linear(32, 1))
+        self.passes = nn.ModuleList(passes)
 
     def log_noise(self, told: Tensor) -> Tensor:
         """ln(deviation + FLOOR), in typical spacings, of clouds (..., q)."""
         return self.level((told - self.told_mean) / self.told_scale)[..., 0]
-
-    def height(self, signed: Tensor, unsigned: Tensor, log_noise: Tensor) -> Tensor:
-        """Of the surface above each point (n,), along its normal; odd, as a normal has no side."""
-        shape = torch.cat((unsigned, log_noise[:, None]), dim=-1)
-        shape = (shape - self.unsigned_mean) / self.unsigned_scale
-        scaled = signed / self.signed_scale
-        up, down = (self.trust(torch.cat((sign * scaled, shape), dim=-1)) for sign in (1, -1))
-        trust = 0.15 * (up + down)[:, :-1]
-        return (trust * signed).sum(-1) + 0.05 * (up - down)[:, -1]
 
 
 def estimate_noise(points: np.ndarray, cleaner: Cleaner | None = None) -> float:
@@ -179,43 +212,63 @@ def estimate_noise(points: np.ndarray, cleaner: Cleaner | None = None) -> float:
     return _noise_of(cKDTree(points), cleaner or load_cleaner())
 
 
-def clean(points: np.ndarray, cleaner: Cleaner | None = None) -> np.ndarray:
-    """Points (n, 3) nearer to the surface they show; the same array where they are clean."""
-    unique, back = np.unique(points, axis=0, return_inverse=True)  # a twin hides the noise
-    cleaner, tree = cleaner or load_cleaner(), cKDTree(unique)
+def clean(points: np.ndarray, cleaner: Cleaner | None = None) -> tuple[np.ndarray, float]:
+    """Points (n, 3) nearer to the surface they show, and the deviation of the noise they had; the
+    same array and 0 where they are clean."""
+    measured, back = np.unique(points, axis=0, return_inverse=True)  # a twin hides the noise
+    cleaner, tree = cleaner or load_cleaner(), cKDTree(measured)
     noise = _noise_of(tree, cleaner)
     if noise == 0:
-        return points
-    chunks = np.split(np.arange(tree.n), range(CHUNK, tree.n, CHUNK))
-    moves = [_moves(fit(tree, rows), noise, cleaner) for rows in chunks]
-    return (unique + np.concatenate(moves))[back.ravel()]
+        return points, 0.0
+    found = measured
+    for number, trust in enumerate(cleaner.passes):
+        known = (cKDTree(found), measured) if number else (tree, None)
+        moves = found - measured + _moves(*known, noise, trust)
+        length = np.linalg.norm(moves, axis=1, keepdims=True) / (LARGEST_MOVE * noise) + 1e-12
+        found = measured + moves * np.tanh(length) / length
+    return found[back.ravel()], noise
 
 
 def _noise_of(tree: cKDTree, cleaner: Cleaner) -> float:
     if tree.n < LEAST_POINTS:
         return 0.0
-    fits = fit(tree, np.linspace(0, tree.n - 1, min(tree.n, SAMPLE)).astype(int))
+    fits = fit(tree, some_rows(tree.n))
     with torch.inference_mode():
         log_noise = float(cleaner.log_noise(torch.from_numpy(quantiles(fits))))
     relative = np.exp(log_noise) - FLOOR
     return float(relative * np.median(fits.spacing)) if relative > CLEAN else 0.0
 
 
-def _moves(fits: Fits, noise: float, cleaner: Cleaner) -> np.ndarray:
-    """From each point to the surface (n, 3), in the unit of the points, as the noise is."""
-    relative = noise / fits.spacing
-    with torch.inference_mode():
-        given = (fits.signed, fits.unsigned, np.log(relative + FLOOR).astype(np.float32))
-        height = cleaner.height(*map(torch.from_numpy, given)).numpy()
-    height = np.clip(height, -LARGEST_MOVE * relative, LARGEST_MOVE * relative)
-    return (height * fits.spacing)[:, None] * fits.normal
+def some_rows(count: int) -> np.ndarray:
+    """Rows that are enough to tell how noisy a cloud is."""
+    return np.linspace(0, count - 1, min(count, SAMPLE)).astype(int)
+
+
+def _moves(tree: cKDTree, measured: np.ndarray | None, noise: float, trust: Trust) -> np.ndarray:
+    """From each point of a tree to the surface (n, 3), in the unit of the points and the noise."""
+    moves = []
+    for rows in np.split(np.arange(tree.n), range(CHUNK, tree.n, CHUNK)):
+        fits = fit(tree, rows, measured)
+        relative = noise / fits.spacing
+        with torch.inference_mode():
+            given = (fits.signed, fits.unsigned, np.log(relative + FLOOR).astype(np.float32))
+            found = trust(*map(torch.from_numpy, given)).numpy()
+        moves.append(fits.spacing[:, None] * along(fits, found))
+    return np.concatenate(moves)
+
+
+def along(fits: Fits, moves: np.ndarray) -> np.ndarray:
+    """Moves (n, 2), along the normals and inward, as vectors (n, 3)."""
+    return moves[:, :1] * fits.normal + moves[:, 1:] * fits.inward
 
 
 # --- weights -------------------------------------------------------------------------------------
 
 
 def save_cleaner(cleaner: Cleaner, path: Path) -> None:
-    store({"sizes": cleaner.sizes, "state": cleaner.state_dict()}, path)
+    passes = [trust.sizes for trust in cleaner.passes]
+    told = len(cleaner.told_mean)
+    store({"told": told, "passes": passes, "state": cleaner.state_dict()}, path)
 
 
 @cache
@@ -223,7 +276,7 @@ def load_cleaner(path: Path = WEIGHTS) -> Cleaner:
     """The cleaner that ships, or one from a file."""
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
-        cleaner = Cleaner(*stored["sizes"])
+        cleaner = Cleaner(stored["told"], [Trust(*sizes) for sizes in stored["passes"]])
         cleaner.load_state_dict(stored["state"])
     except FileNotFoundError:
         raise

@@ -3,23 +3,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from scipy.spatial import cKDTree
-from torch import Tensor
+from torch import Tensor, nn
 
 from .data.meshes import find_meshes, sampled
 from .mesh import COPY
 from .metrics import mesh_surface
-from .noise import FLOOR, Cleaner, fit, quantiles, typical_spacing
+from .noise import FLOOR, Cleaner, Trust, clean, fit, quantiles, some_rows, typical_spacing
 
 DRAWS = 2  # noisy versions of each sampling
 NO_NOISE = 0.15  # share of clouds without any
-LARGEST_NOISE = 0.55  # spacings
+LARGEST_NOISE = 0.65  # spacings
+PASSES = 3
 PICKED = 512  # points of each cloud
-LARGEST_HEIGHT = 1.5  # spacings: farther is another part of the object
+LARGEST_MOVE = 1.5  # spacings: farther is another part of the object
 EVEN_NOISE = 0.3  # spacings: errors count relative to the noise and this
 BATCH = 2048
 LEVEL_STEPS, TRUST_STEPS = 3000, 16_000
@@ -33,14 +36,16 @@ def train_cleaner(meshes: Path, cache: Path, seed: int = 0) -> Cleaner:
     objects = sorted({_object(path) for path in paths})
     if len(objects) < 2:
         raise ValueError(f"{meshes}: two objects at least, as one is held back to score")
-    torch.manual_seed(seed)
-    data = examples(paths, cache, seed)
     held = {number for number, path in enumerate(paths) if objects.index(_object(path)) % HELD == 0}
-    train = torch.tensor([int(number) not in held for number in data["mesh"]])
-    sizes = [data[name].shape[-1] for name in ("signed", "unsigned", "told")]
-    cleaner = Cleaner(*sizes)
-    relative = _train_level(cleaner, data, train)
-    _train_trust(cleaner, data, train, relative)
+    torch.manual_seed(seed)
+    data = examples(paths, cache, seed, told_of)
+    cleaner = Cleaner(data["told"].shape[-1])
+    _train_level(cleaner, data, _not_in(held, data["mesh"]))
+    for number in range(PASSES):
+        data = examples(paths, cache, seed + number, partial(moves_of, cleaner=cleaner))
+        trust = Trust(data["signed"].shape[-1], data["unsigned"].shape[-1])
+        _train_trust(trust, data, _not_in(held, data["mesh"]), f"pass {number + 1}")
+        cleaner.passes.append(trust.requires_grad_(False))
     return cleaner
 
 
@@ -49,8 +54,12 @@ def _object(path: Path) -> str:
     return path.stem.removesuffix(COPY)
 
 
-def _train_level(cleaner: Cleaner, data: dict[str, Tensor], train: Tensor) -> Tensor:
-    """Learns the noise of clouds (c,); ln of its guess, in the spacings of points (c, p)."""
+def _not_in(held: set[int], meshes: Tensor) -> Tensor:
+    return torch.tensor([number not in held for number in meshes.tolist()])
+
+
+def _train_level(cleaner: Cleaner, data: dict[str, Tensor], train: Tensor) -> None:
+    """Learns the noise of clouds (c,)."""
     told, target = data["told"], (data["noise"] + FLOOR).log()
     _scale(cleaner, "told", told[train])
 
@@ -61,69 +70,85 @@ def _train_level(cleaner: Cleaner, data: dict[str, Tensor], train: Tensor) -> Te
     with torch.no_grad():
         for name, rows in (("trained on", train), ("held back", ~train)):
             print(f"ln(noise), {name}: {error(rows).square().mean().sqrt():.2f} off")
-        guess = cleaner.log_noise(told).exp().sub(FLOOR).clamp_min(0)
-        return (guess[:, None] * data["typical"] + FLOOR).log()
 
 
-def _train_trust(cleaner: Cleaner, data: dict[str, Tensor], train: Tensor, log_noise: Tensor):
-    """Learns the heights of points, told the same about noise as in use."""
-    signed, unsigned, height = (data[n].flatten(0, 1) for n in ("signed", "unsigned", "height"))
-    height = height.clamp(-LARGEST_HEIGHT, LARGEST_HEIGHT)
-    even = (data["noise"][:, None] * data["typical"]).flatten() + EVEN_NOISE
-    train, log_noise = train.repeat_interleave(log_noise.shape[1]), log_noise.flatten()
-    _scale(cleaner, "unsigned", torch.cat((unsigned, log_noise[:, None]), dim=1)[train])
-    cleaner.signed_scale.copy_(signed[train].std(dim=0) + 1e-3)
+def _train_trust(trust: Trust, data: dict[str, Tensor], train: Tensor, name: str) -> None:
+    """Learns the moves of points (c, p, 2)."""
+    train = train.repeat_interleave(data["move"].shape[1])
+    signed, unsigned, move, log_noise, noise = (
+        data[n].flatten(0, 1) for n in ("signed", "unsigned", "move", "log_noise", "noise")
+    )
+    _scale(trust, "shape", torch.cat((unsigned, log_noise[:, None]), dim=1)[train])
+    trust.signed_scale.copy_(signed[train].std(dim=0) + 1e-3)
 
     def off(i: Tensor) -> Tensor:
-        return cleaner.height(signed[i], unsigned[i], log_noise[i]) - height[i]
+        return trust(signed[i], unsigned[i], log_noise[i]) - move[i]
 
-    _descend(cleaner.trust, lambda i: off(i) / even[i], train, TRUST_STEPS, "heights")
+    _descend(trust, lambda i: off(i) / (noise[i, None] + EVEN_NOISE), train, TRUST_STEPS, name)
     with torch.no_grad():
-        before, after = (t.square().mean().sqrt() for t in (height[~train], off(~train)))
-    print(f"held back: {before:.3f} spacings off the surface before, {after:.3f} after")
+        before, after = (t.square().mean(dim=0).sqrt() for t in (move[~train], off(~train)))
+    for way, *error in zip(("along the normal", "inward"), before, after, strict=True):
+        print(f"held back, {name}: {error[0]:.3f} spacings off {way} before, {error[1]:.3f} after")
 
 
-def examples(paths: list[Path], cache: Path, seed: int) -> dict[str, Tensor]:
-    """Noisy clouds: fits of some of their points, noise in typical spacings, and true heights."""
+# --- examples ------------------------------------------------------------------------------------
+
+
+def examples(paths: list[Path], cache: Path, seed: int, describe: Callable) -> dict[str, Tensor]:
+    """What there is to know of noisy clouds, and the number of their mesh."""
     from tqdm import tqdm
 
     rows = []
     for number, path in enumerate(tqdm(paths, desc="noisy clouds", unit="mesh")):
-        scene = mesh_surface(path)
         rng = np.random.default_rng((seed, number))
-        surface = sampled(path, seed, cache)
-        for sparse in surface.sparse:
-            rows += [_example(sparse.astype(float), scene, number, rng) for _ in range(DRAWS)]
+        scene = mesh_surface(path)
+        for sparse in DRAWS * sampled(path, 0, cache).sparse:
+            noise = rng.uniform(0, LARGEST_NOISE) * (rng.random() >= NO_NOISE)
+            noise *= typical_spacing(sparse)
+            noisy = sparse + noise * rng.standard_normal(sparse.shape)
+            found = describe(noisy, noise, scene, rng)
+            if found:
+                rows.append({**found, "mesh": number})
+    if not rows:
+        raise ValueError("no cloud of these meshes looks noisy: more of them, or smoother ones")
     return {name: torch.from_numpy(np.stack([r[name] for r in rows])) for name in rows[0]}
 
 
-def _example(points: np.ndarray, scene, number: int, rng: np.random.Generator) -> dict:
-    noise = rng.uniform(0, LARGEST_NOISE) * (rng.random() >= NO_NOISE)
-    noise *= typical_spacing(points)
-    noisy = points + noise * rng.standard_normal(points.shape)
-    fits = fit(cKDTree(noisy), np.arange(len(noisy)))
-    true = scene.compute_closest_points(noisy.astype(np.float32))["points"].numpy()
-    height = ((true - noisy) * fits.normal).sum(axis=1) / fits.spacing
-    some = rng.permutation(len(noisy))[:PICKED]
-    # relative to what the noisy cloud shows: the spacing of the clean one is not known in use
-    shown = np.median(fits.spacing)
+def told_of(noisy: np.ndarray, noise: float, *_) -> dict:
+    """What the fits tell of a cloud, and its noise, relative to what it shows: the spacing of the
+    clean one is not known in use."""
+    fits = fit(cKDTree(noisy), some_rows(len(noisy)))
+    return {"told": quantiles(fits), "noise": np.float32(noise / np.median(fits.spacing))}
+
+
+def moves_of(noisy: np.ndarray, noise: float, scene, rng, cleaner: Cleaner) -> dict | None:
+    """Fits of some points after the passes so far, and how far they still are from the surface."""
+    found, estimate = clean(noisy, cleaner)
+    if not estimate:
+        return None  # passes as clean, in use as well
+    some = rng.permutation(len(found))[:PICKED]
+    fits = fit(cKDTree(found), some, noisy if len(cleaner.passes) else None)
+    true = scene.compute_closest_points(found[some].astype(np.float32))["points"].numpy()
+    away = (true - found[some]) / fits.spacing[:, None]
+    move = np.stack([(away * way).sum(axis=1) for way in (fits.normal, fits.inward)], axis=1)
     return {
-        "signed": fits.signed[some],
-        "unsigned": fits.unsigned[some],
-        "told": quantiles(fits),
-        "noise": np.float32(noise / shown),
-        "typical": (shown / fits.spacing[some]).astype(np.float32),
-        "height": height[some].astype(np.float32),
-        "mesh": np.int64(number),
+        "signed": fits.signed,
+        "unsigned": fits.unsigned,
+        "move": move.clip(-LARGEST_MOVE, LARGEST_MOVE).astype(np.float32),
+        "log_noise": np.log(estimate / fits.spacing + FLOOR).astype(np.float32),
+        "noise": (noise / fits.spacing).astype(np.float32),
     }
 
 
-def _scale(cleaner: Cleaner, name: str, values: Tensor) -> None:
-    getattr(cleaner, f"{name}_mean").copy_(values.mean(dim=0))
-    getattr(cleaner, f"{name}_scale").copy_(values.std(dim=0) + 1e-3)
+# --- training ------------------------------------------------------------------------------------
 
 
-def _descend(network, error, train: Tensor, steps: int, name: str) -> None:
+def _scale(network: nn.Module, name: str, values: Tensor) -> None:
+    getattr(network, f"{name}_mean").copy_(values.mean(dim=0))
+    getattr(network, f"{name}_scale").copy_(values.std(dim=0) + 1e-3)
+
+
+def _descend(network: nn.Module, error, train: Tensor, steps: int, name: str) -> None:
     """Least squares of the errors of rows, drawn from those to train on."""
     from tqdm import tqdm
 

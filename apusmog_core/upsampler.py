@@ -34,6 +34,7 @@ CHUNK = 2048  # points of a graph that are worked on at once; small enough for t
 PATCH = 256  # points of a patch, for networks that attend to all of it
 BLOCK = 3072  # candidates that are spread out at once
 OVERSAMPLE = 3.0  # candidates for each new point
+NOISY_OVERSAMPLE = 6.0  # where noise was taken out: what it did along the surface is left
 AREA_NEIGHBOURS = 6  # candidates whose distance tells how much area one of them stands for
 LEAST_CANDIDATES = 4  # of each component, so that a small ratio has a choice too
 EXACT_IN_FLOAT32 = 8192.0  # metres: beyond, float32 loses the millimetre
@@ -217,13 +218,11 @@ class Upsampler:
     def _grow_surface(self, cloud: np.ndarray, count: int, keep_input: bool) -> np.ndarray:
         centre = cloud.mean(axis=0)
         measured = cloud - centre
-        local = clean(measured, self.cleaner) if self.cleaner else measured
+        local, noise = clean(measured, self.cleaner) if self.cleaner else (measured, 0.0)
         measured, local = measured.astype(np.float32), local.astype(np.float32)
         new = count - (len(cloud) if keep_input else 0)
-        per = max(
-            LEAST_CANDIDATES,
-            int(np.ceil(OVERSAMPLE * new / len(cloud) / self.config.component_share)),
-        )
+        wanted = (NOISY_OVERSAMPLE if noise else OVERSAMPLE) * new / len(cloud)
+        per = max(LEAST_CANDIDATES, int(np.ceil(wanted / self.config.component_share)))
         if self.config.attention == "global":
             found = self._patches(local, per)
         else:

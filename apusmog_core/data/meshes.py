@@ -129,7 +129,7 @@ def cleaned(path: Path, surface: Surface, noise: float, seed: int, cache: Path) 
         for points in surface.sparse:
             deviation = rng.uniform(0, noise) * typical_spacing(points)
             moved = points + deviation * rng.standard_normal(points.shape)
-            noisy.append(clean(moved).astype(np.float32))
+            noisy.append(clean(moved)[0].astype(np.float32))
         _store(stored, {str(len(points)): points for points in noisy})
     arrays = np.load(stored)
     return [arrays[str(count)] for count in SPARSE]
