@@ -84,7 +84,7 @@ def fit(tree: cKDTree, rows: np.ndarray, measured: np.ndarray | None = None) -> 
     solved, moved = [plain, _solve(likely @ columns)], []
     middle = sums[..., 1:3] / sums[..., :1]  # (n, s, 2) of the neighbours: u, v
     inward = middle[:, ROBUST_SCALE]
-    inward /= np.linalg.norm(inward, axis=1, keepdims=True) + 1e-12
+    inward = inward / (np.linalg.norm(inward, axis=1, keepdims=True) + 1e-12)
     aside = [(middle @ inward[..., None])[..., 0]]
     if measured is not None:
         before = (measured[index] - points[rows, None]) / spacing[:, None, None]
