@@ -20,6 +20,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
 from .geometry import MANY
+from .machine import even_parts, in_threads
 from .weights import FOLDER, store
 
 WEIGHTS = FOLDER / "cleaner.pth"
@@ -246,15 +247,24 @@ def some_rows(count: int) -> np.ndarray:
 
 def _moves(tree: cKDTree, measured: np.ndarray | None, noise: float, trust: Trust) -> np.ndarray:
     """From each point of a tree to the surface (n, 3), in the unit of the points and the noise."""
-    moves = []
-    for rows in np.split(np.arange(tree.n), range(CHUNK, tree.n, CHUNK)):
-        fits = fit(tree, rows, measured)
-        relative = noise / fits.spacing
-        with torch.inference_mode():
-            given = (fits.signed, fits.unsigned, np.log(relative + FLOOR).astype(np.float32))
-            found = trust(*map(torch.from_numpy, given)).numpy()
-        moves.append(fits.spacing[:, None] * along(fits, found))
-    return np.concatenate(moves)
+    chunks = np.split(np.arange(tree.n), range(CHUNK, tree.n, CHUNK))
+
+    def moves_of(part: slice) -> np.ndarray:
+        return np.concatenate(
+            [_moves_at(rows, tree, measured, noise, trust) for rows in chunks[part]]
+        )
+
+    sizes = np.array([len(rows) for rows in chunks])
+    return np.concatenate(in_threads(moves_of, even_parts(sizes, torch.get_num_threads())))
+
+
+def _moves_at(rows, tree, measured, noise, trust) -> np.ndarray:
+    fits = fit(tree, rows, measured)
+    relative = noise / fits.spacing
+    with torch.inference_mode():
+        given = (fits.signed, fits.unsigned, np.log(relative + FLOOR).astype(np.float32))
+        found = trust(*map(torch.from_numpy, given)).numpy()
+    return fits.spacing[:, None] * along(fits, found)
 
 
 def along(fits: Fits, moves: np.ndarray) -> np.ndarray:
