@@ -22,7 +22,7 @@ NO_NOISE = 0.15  # share of clouds without any
 LARGEST_NOISE = 0.65  # spacings
 PASSES = 3
 PICKED = 512  # points of each cloud
-LARGEST_MOVE = 1.5  # spacings: farther is another part of the object
+FARTHEST = 1.5  # spacings: beyond is another part of the object
 EVEN_NOISE = 0.3  # spacings: errors count relative to the noise and this
 BATCH = 2048
 LEVEL_STEPS, TRUST_STEPS = 3000, 16_000
@@ -134,7 +134,7 @@ def moves_of(noisy: np.ndarray, noise: float, scene, rng, cleaner: Cleaner) -> d
     return {
         "signed": fits.signed,
         "unsigned": fits.unsigned,
-        "move": move.clip(-LARGEST_MOVE, LARGEST_MOVE).astype(np.float32),
+        "move": move.clip(-FARTHEST, FARTHEST).astype(np.float32),
         "log_noise": np.log(estimate / fits.spacing + FLOOR).astype(np.float32),
         "noise": (noise / fits.spacing).astype(np.float32),
     }

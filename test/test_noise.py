@@ -60,6 +60,17 @@ def test_no_point_moves_farther_than_its_noise_explains():
     assert moved.max() <= LARGEST_MOVE * estimate * (1 + 1e-6)
 
 
+def test_points_that_noise_moved_beyond_the_border_of_a_plate_come_back():
+    plate = np.zeros((16384, 3))
+    plate[:, :2] = np.random.default_rng(0).uniform(-1, 1, (16384, 2))
+    points = noisy(plate[farthest(plate, 2048)], 0.3)
+
+    def beyond(cloud: np.ndarray) -> float:
+        return np.maximum(np.abs(cloud[:, :2]).max(axis=1) - 1, 0).sum()
+
+    assert beyond(clean(points)[0]) < 0.7 * beyond(points)
+
+
 def test_twins_are_cleaned_alike():
     points = noisy(sphere(1024), 0.3)
     np.testing.assert_allclose(clean(np.repeat(points, 2, axis=0))[0][::2], clean(points)[0])
