@@ -83,17 +83,18 @@ def fit(tree: cKDTree, rows: np.ndarray, measured: np.ndarray | None = None) -> 
     unlikely = (height[:, None] - centre) / (2 * np.maximum(residual, 4 * FLOOR))
     likely = near * np.exp(-0.5 * unlikely**2)
     solved, moved = [plain, _solve(likely @ columns)], []
-    middle = sums[..., 1:3] / sums[..., :1]  # (n, s, 2) of the neighbours: u, v
+    normal, tangents = axes[..., :1], axes[..., 1:]
+    middle = (sums[..., 1:3] / sums[..., :1]) @ tangents.swapaxes(1, 2)  # (n, s, 3) of the near
     inward = middle[:, ROBUST_SCALE]
     inward = inward / (np.linalg.norm(inward, axis=1, keepdims=True) + 1e-12)
     aside = [(middle @ inward[..., None])[..., 0]]
     if measured is not None:
         before = (measured[index] - points[rows, None]) / spacing[:, None, None]
-        up, *along = np.moveaxis(before @ axes, -1, 0)  # (n, k), the nearest is the point itself
+        up = (before @ normal)[..., 0]  # (n, k), the nearest is the point itself
         columns = _columns(up, u, v)
         solved += [_solve(near @ columns), _solve(likely @ columns)]
         moved = [up[:, :1]]
-        aside.append(sum(a[:, :1] * b[:, None] for a, b in zip(along, inward.T, strict=True)))
+        aside.append((before[:, 0] * inward).sum(axis=1, keepdims=True))
 
     signed, unsigned, telling = [], [spread, *aside], []
     for plane, quadric in solved:
@@ -105,8 +106,8 @@ def fit(tree: cKDTree, rows: np.ndarray, measured: np.ndarray | None = None) -> 
             narrow = (residual[:, :NARROW], np.abs(heights[:, :NARROW]))
             telling += [np.log(a + 1e-3) for a in narrow]
     return Fits(
-        axes[..., 0],
-        (axes[..., 1:] @ inward[..., None])[..., 0],
+        normal[..., 0],
+        inward,
         spacing,
         np.concatenate(signed + moved, axis=1).clip(-3, 3).astype(np.float32),
         np.concatenate(unsigned, axis=1).clip(-6, 6).astype(np.float32),
@@ -264,12 +265,8 @@ def _moves_at(rows, tree, measured, noise, trust) -> np.ndarray:
     with torch.inference_mode():
         given = (fits.signed, fits.unsigned, np.log(relative + FLOOR).astype(np.float32))
         found = trust(*map(torch.from_numpy, given)).numpy()
-    return fits.spacing[:, None] * along(fits, found)
-
-
-def along(fits: Fits, moves: np.ndarray) -> np.ndarray:
-    """Moves (n, 2), along the normals and inward, as vectors (n, 3)."""
-    return moves[:, :1] * fits.normal + moves[:, 1:] * fits.inward
+    moves = found[:, :1] * fits.normal + found[:, 1:] * fits.inward
+    return fits.spacing[:, None] * moves
 
 
 # --- weights -------------------------------------------------------------------------------------
