@@ -21,9 +21,16 @@ from .transport import make_room_for_scans
 def run(make_node: Callable, args: list[str] | None = None) -> int:
     """Run a node until its future `done` is, or until Ctrl-C; the exit code."""
     node, interrupted = None, False
+
+    def interrupt(*_) -> None:
+        """Ends what is being done, however long it takes; ROS would only take note."""
+        nonlocal interrupted
+        if not interrupted:  # `ros2 launch` passes Ctrl-C on to who has heard it already
+            interrupted = True
+            raise KeyboardInterrupt
+
     try:
-        # what takes long while a node is made ends with a KeyboardInterrupt; ROS only takes note
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, interrupt)
         changed = make_room_for_scans()
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
         node = make_node()
@@ -37,12 +44,13 @@ def run(make_node: Callable, args: list[str] | None = None) -> int:
     except (KeyboardInterrupt, ExternalShutdownException):
         interrupted = True
     except (ValueError, ParameterException) as error:
-        print(error, file=sys.stderr)
-        return 1
+        if not interrupted:
+            print(error, file=sys.stderr)
+            return 1
     except Exception:
-        if rclpy.ok():
+        if not interrupted and (node is None or rclpy.ok()):
             raise
-        interrupted = True  # ROS went down under what was being done
+        interrupted = True  # ROS went down meanwhile, or C++ was what KeyboardInterrupt ended
     finally:
         if node is not None:
             node.close()

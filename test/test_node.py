@@ -441,7 +441,36 @@ def test_ctrl_c_in_the_middle_of_a_scan_ends_the_node_within_a_second(ros, proce
     asked = time.monotonic()
     said, _ = child.communicate(timeout=20)
     assert time.monotonic() - asked < 1.5  # a second, and something for a busy machine
-    assert child.returncode == 0 and "Traceback" not in said
+    assert child.returncode == 0 and "Traceback" not in said, said
+
+
+def test_ctrl_c_that_c_plus_plus_makes_another_error_of_ends_a_node_as_any_other(ros):
+    node = """
+import os, signal, time
+from rclpy.node import Node
+from rclpy.task import Future
+from apusmog_ros.running import run
+
+class Interrupted(Node):
+    def __init__(self):
+        super().__init__("interrupted")
+        self.done = Future()
+        self.create_timer(0.01, self.work)
+
+    def work(self):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(20)
+        except KeyboardInterrupt:
+            raise RuntimeError("as pybind11 does, while a message is taken")
+
+    def close(self):
+        os.kill(os.getpid(), signal.SIGINT)  # a second one
+
+run(Interrupted)
+"""
+    ended = subprocess.run([sys.executable, "-c", node], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended.stderr
 
 
 def test_ctrl_c_ends_a_node_that_is_still_compiling(ros, process, monkeypatch, tmp_path):
