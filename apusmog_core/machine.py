@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing.pool
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 WORTH_A_THREAD = 1000  # points
+MOST_PROCESSES = 60  # Windows cannot wait for more
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # read at start-up
 
 
 def cores() -> int:
@@ -45,6 +49,25 @@ def in_threads(work: Callable, parts: Sequence) -> list:
             return list(pool.map(work, parts))
     finally:
         torch.set_num_threads(before)  # new threads take the value that was set last
+
+
+@contextmanager
+def processes(most: int = MOST_PROCESSES) -> Iterator[multiprocessing.pool.Pool]:
+    """A process for each core, with one thread: more of them would wait for each other.
+
+    They start by importing the main module, which needs an `if __name__ == "__main__":`.
+    """
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
+    try:
+        with multiprocessing.get_context("spawn").Pool(min(cores(), most)) as pool:
+            yield pool
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def keep_allocations() -> None:

@@ -27,6 +27,14 @@ def read_mesh(path: str | Path):
     return mesh
 
 
+def write_mesh(mesh, path: str | Path) -> None:
+    """Writes an Open3D mesh; OSError if that fails."""
+    import open3d as o3d
+
+    if not o3d.io.write_triangle_mesh(str(path), mesh):
+        raise OSError(f"{path}: the mesh could not be written")
+
+
 def reconstruct(
     points: np.ndarray,
     out: str | Path,
@@ -56,8 +64,7 @@ def reconstruct(
         surface.remove_vertices_by_mask(support < np.quantile(support, trim))
     surface.translate(centre)
     surface.compute_vertex_normals()
-    if not o3d.io.write_triangle_mesh(str(out), surface):
-        raise OSError(f"{out}: the mesh could not be written")
+    write_mesh(surface, out)
     return len(surface.vertices), len(surface.triangles)
 
 
@@ -78,9 +85,7 @@ def smooth_copies(meshes: Sequence[Path], out: Path, seed: int = 0) -> None:
         mesh = read_mesh(path)
         with quiet:  # Open3D names every edge that three triangles share
             copy = _smooth(mesh, depth)
-        written = out / f"{path.stem}{COPY}.ply"
-        if not o3d.io.write_triangle_mesh(str(written), copy):
-            raise OSError(f"{written}: the mesh could not be written")
+        write_mesh(copy, out / f"{path.stem}{COPY}.ply")
 
 
 def _smooth(mesh, depth: int):
@@ -90,7 +95,12 @@ def _smooth(mesh, depth: int):
     surface, _ = o3d.geometry.TriangleMesh.create_from_point_cloud_poisson(
         cloud, depth=depth, scale=1.2, n_threads=1
     )
-    piece, _, area = map(np.asarray, surface.cluster_connected_triangles())
-    surface.remove_triangles_by_mask(area[piece] < SMALL_PIECE * area.sum())
-    surface.remove_unreferenced_vertices()
-    return surface.subdivide_loop(max(SMOOTH_DEPTHS) - depth)
+    return without_small_pieces(surface).subdivide_loop(max(SMOOTH_DEPTHS) - depth)
+
+
+def without_small_pieces(mesh):
+    """Takes out of an Open3D mesh what hangs loose and is small."""
+    piece, _, area = map(np.asarray, mesh.cluster_connected_triangles())
+    mesh.remove_triangles_by_mask(area[piece] < SMALL_PIECE * area.sum())
+    mesh.remove_unreferenced_vertices()
+    return mesh

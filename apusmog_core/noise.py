@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """How noisy a cloud is, and where its points would lie without the noise.
 
-Planes and quadrics are fitted around each point, narrow and wide. Wide ones average more noise out
-and cut more corners: how much to trust each of them is what a small network knows. At tips and
-borders, where all neighbours lie on one side, it also knows how far to move towards them. In a
-cloud that was cleaned once, corners and outliers show better: further passes begin there.
+Planes and quadrics are fitted around each point, narrow and wide, through all neighbours or those
+that face the same way. Wide ones average more noise out and cut more corners: how much to trust
+each of them is what a small network knows. At tips and borders, where all neighbours lie on one
+side, it also knows how far to move towards them. In a cloud that was cleaned once, corners and
+outliers show better: further passes begin there. What is upsampled from such a cloud then settles
+on its surface in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +21,6 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
-from .geometry import MANY
 from .machine import even_parts, in_threads
 from .weights import FOLDER, store
 
@@ -37,11 +38,12 @@ PRODUCTS = np.array(
     ]
 )
 RIDGE = np.diag([1e-9] + [1e-4] * (QUADRIC - 1))
+TURN_BANDWIDTHS = (0.15, 0.4)  # sines of angles between normals: more is around a corner
 ROBUST_SCALE = 2  # which bandwidth says, by its height and residual, what neighbours are outliers
 NARROW = 3  # bandwidths whose residuals tell the noise of the cloud
 QUANTILES = (0.01, 0.03, 0.1, 0.3, 0.5, 0.75)
 SAMPLE = 4096  # points that tell how noisy a cloud is
-CHUNK = 4096  # points that are fitted at once
+CHUNK = 1024  # points that are fitted at once
 FLOOR = 0.03  # spacings: noise that is nearly none
 CLEAN = 0.08  # spacings: below, a cloud is left as it is
 LARGEST_MOVE = 2.5  # deviations of the noise; tips of thin parts look like outliers
@@ -55,25 +57,27 @@ class Fits:
     inward: np.ndarray  # (n, 3) along the surface, to where the neighbours are
     spacing: np.ndarray  # (n,)
     signed: np.ndarray  # (n, o) heights and curvatures: they turn with the normal
-    unsigned: np.ndarray  # (n, e) residuals, slopes, shape: they do not
+    unsigned: np.ndarray  # (n, e) residuals, slopes, shape, shares: they do not
     telling: np.ndarray  # (n, t) logarithms whose distribution tells the noise of the cloud
 
+    def log_noise(self, noise: float) -> np.ndarray:
+        """ln(noise + FLOOR) (n,), the noise in the spacing of each point."""
+        return np.log(noise / self.spacing + FLOOR).astype(np.float32)
 
-def fit(tree: cKDTree, rows: np.ndarray, measured: np.ndarray | None = None) -> Fits:
-    """Planes and quadrics around some of the points (N, 3) of a tree.
+
+def fit(
+    tree: cKDTree,
+    at: np.ndarray,
+    normals: np.ndarray | None = None,
+    measured: np.ndarray | None = None,
+) -> Fits:
+    """Planes and quadrics around n places (n, 3), through the points (N, 3) of a tree.
 
     Where these were moved from `measured` (N, 3), they also guide fits of those: what is near, and
     what is an outlier, shows better in a cleaner cloud, but the noise averages out in the measured.
+    With the normals (N, 3) of all, fits too (of the measured, if there) through those that agree.
     """
-    points = tree.data
-    workers = -1 if len(rows) >= MANY else 1
-    distance, index = tree.query(points[rows], k=min(NEIGHBOURS, len(points)), workers=workers)
-    spacing = distance[:, 1:7].mean(axis=1)
-    spacing = np.maximum(spacing, 0.1 * np.median(spacing) + 1e-12)
-    away = (points[index] - points[rows, None]) / spacing[:, None, None]  # (n, k, 3)
-    distance = distance / spacing[:, None]
-
-    spread, axes = _frames(away, np.exp(-0.5 * (distance / FRAME_BANDWIDTH) ** 2))
+    index, distance, spacing, away, spread, axes = _around(tree, at)
     height, u, v = np.moveaxis(away @ axes, -1, 0)  # (n, k) each
     columns = _columns(height, u, v)
     near = np.exp(-0.5 * (distance[:, None] / BANDWIDTHS[:, None]) ** 2)  # (n, s, k)
@@ -89,14 +93,22 @@ def fit(tree: cKDTree, rows: np.ndarray, measured: np.ndarray | None = None) -> 
     inward = inward / (np.linalg.norm(inward, axis=1, keepdims=True) + 1e-12)
     aside = [(middle @ inward[..., None])[..., 0]]
     if measured is not None:
-        before = (measured[index] - points[rows, None]) / spacing[:, None, None]
-        up = (before @ normal)[..., 0]  # (n, k), the nearest is the point itself
+        before = (measured[index] - at[:, None]) / spacing[:, None, None]
+        up = (before @ normal)[..., 0]  # (n, k), the nearest is the point itself, if it is one
         columns = _columns(up, u, v)
         solved += [_solve(near @ columns), _solve(likely @ columns)]
         moved = [up[:, :1]]
         aside.append((before[:, 0] * inward).sum(axis=1, keepdims=True))
 
     signed, unsigned, telling = [], [spread, *aside], []
+    if normals is not None:
+        turned = 1 - (normals[index] @ normal)[..., 0] ** 2  # (n, k) squares of sines
+        for bandwidth in TURN_BANDWIDTHS:
+            same = likely * np.exp(-0.5 * turned / bandwidth**2)[:, None]
+            unsigned.append(np.log(same.sum(axis=2) / near.sum(axis=2) + 0.01))
+            for heights, *_, residual in _solve(same @ columns):
+                signed.append(heights)
+                unsigned.append(np.log(residual + 0.01))
     for plane, quadric in solved:
         signed += [plane[0], quadric[0], quadric[2][..., 0] + quadric[2][..., 2]]
         bend = quadric[2][..., 0] * quadric[2][..., 2] - quadric[2][..., 1] ** 2 / 4
@@ -113,6 +125,34 @@ def fit(tree: cKDTree, rows: np.ndarray, measured: np.ndarray | None = None) -> 
         np.concatenate(unsigned, axis=1).clip(-6, 6).astype(np.float32),
         np.concatenate(telling, axis=1).astype(np.float32),
     )
+
+
+def _around(tree: cKDTree, at: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Neighbours of n places: index (n, k) and distance; the spacing (n,); offsets (n, k, 3) in
+    spacings, as the distances; and the frames of these."""
+    distance, index = tree.query(at, k=min(NEIGHBOURS, tree.n))
+    spacing = distance[:, 1:7].mean(axis=1)
+    spacing = np.maximum(spacing, 0.1 * np.median(spacing) + 1e-12)
+    away = (tree.data[index] - at[:, None]) / spacing[:, None, None]
+    distance = distance / spacing[:, None]
+    frames = _frames(away, np.exp(-0.5 * (distance / FRAME_BANDWIDTH) ** 2))
+    return index, distance, spacing, away, *frames
+
+
+def all_normals(tree: cKDTree) -> np.ndarray:
+    """Normals (n, 3) of all points of a tree, either way."""
+    return _in_chunks(lambda at: _around(tree, at)[-1][..., 0], tree.data)
+
+
+def _in_chunks(work: Callable, places: np.ndarray) -> np.ndarray:
+    """What `work` says about places (n, 3), some at a time, on all cores."""
+    chunks = np.split(places, range(CHUNK, len(places), CHUNK))
+    sizes = np.array([len(chunk) for chunk in chunks])
+
+    def of(part: slice) -> np.ndarray:
+        return np.concatenate([work(chunk) for chunk in chunks[part]])
+
+    return np.concatenate(in_threads(of, even_parts(sizes, torch.get_num_threads())))
 
 
 def _columns(height: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -195,14 +235,19 @@ class Trust(nn.Module):
 
 
 class Cleaner(nn.Module):
-    """Estimates the noise of a cloud, and takes it out in passes; later ones know the earlier."""
+    """Estimates the noise of a cloud, and takes it out in passes; later ones know the earlier.
 
-    def __init__(self, told: int, passes: Sequence[Trust] = ()):
+    The network that upsamples does not average out what they leave: one more pass is for what it
+    makes of the cloud.
+    """
+
+    def __init__(self, told: int, passes: Sequence[Trust] = (), upsampled: Trust | None = None):
         super().__init__()
         self.register_buffer("told_mean", torch.zeros(told))
         self.register_buffer("told_scale", torch.ones(told))
-        self.level = nn.Sequential(nn.Linear(told, 32), nn.SiLU(), nn.Linear(32, 1))
+        self.level = nn.Sequential(nn.Linear(told, 64), nn.SiLU(), nn.Linear(64, 1))
         self.passes = nn.ModuleList(passes)
+        self.upsampled = upsampled
 
     def log_noise(self, told: Tensor) -> Tensor:
         """ln(deviation + FLOOR), in typical spacings, of clouds (..., q)."""
@@ -225,57 +270,76 @@ def clean(points: np.ndarray, cleaner: Cleaner | None = None) -> tuple[np.ndarra
     found = measured
     for number, trust in enumerate(cleaner.passes):
         known = (cKDTree(found), measured) if number else (tree, None)
-        moves = found - measured + _moves(*known, noise, trust)
-        length = np.linalg.norm(moves, axis=1, keepdims=True) / (LARGEST_MOVE * noise) + 1e-12
-        found = measured + moves * np.tanh(length) / length
+        moves = found - measured + _moves(found, *known, noise, trust)
+        found = measured + _limited(moves, noise)
     return found[back.ravel()], noise
+
+
+def settle(
+    upsampled: np.ndarray,
+    points: np.ndarray,
+    measured: np.ndarray,
+    noise: float,
+    cleaner: Cleaner | None = None,
+) -> np.ndarray:
+    """What was made (m, 3) of points (n, 3), nearer to the surface; these were cleaned of `noise`
+    and `measured` (n, 3) before."""
+    trust = (cleaner or load_cleaner()).upsampled
+    if trust is None:
+        return upsampled
+    _, once = np.unique(measured, axis=0, return_index=True)
+    moves = _moves(upsampled, cKDTree(points[once]), measured[once], noise, trust)
+    return upsampled + _limited(moves, noise)
+
+
+def _limited(moves: np.ndarray, noise: float) -> np.ndarray:
+    """Moves (n, 3) of less than LARGEST_MOVE deviations, and as they are where much smaller."""
+    length = np.linalg.norm(moves, axis=1, keepdims=True) / (LARGEST_MOVE * noise) + 1e-12
+    return moves * np.tanh(length) / length
 
 
 def _noise_of(tree: cKDTree, cleaner: Cleaner) -> float:
     if tree.n < LEAST_POINTS:
         return 0.0
-    fits = fit(tree, some_rows(tree.n))
+    fits = fit(tree, some_of(tree.data))
     with torch.inference_mode():
         log_noise = float(cleaner.log_noise(torch.from_numpy(quantiles(fits))))
     relative = np.exp(log_noise) - FLOOR
     return float(relative * np.median(fits.spacing)) if relative > CLEAN else 0.0
 
 
-def some_rows(count: int) -> np.ndarray:
-    """Rows that are enough to tell how noisy a cloud is."""
-    return np.linspace(0, count - 1, min(count, SAMPLE)).astype(int)
+def some_of(points: np.ndarray) -> np.ndarray:
+    """Points that are enough to tell how noisy a cloud is."""
+    return points[np.linspace(0, len(points) - 1, min(len(points), SAMPLE)).astype(int)]
 
 
-def _moves(tree: cKDTree, measured: np.ndarray | None, noise: float, trust: Trust) -> np.ndarray:
-    """From each point of a tree to the surface (n, 3), in the unit of the points and the noise."""
-    chunks = np.split(np.arange(tree.n), range(CHUNK, tree.n, CHUNK))
+def _moves(
+    places: np.ndarray, tree: cKDTree, measured: np.ndarray | None, noise: float, trust: Trust
+) -> np.ndarray:
+    """From each place (n, 3) to the surface of a tree, in the unit of the points and the noise."""
+    normals = all_normals(tree)
 
-    def moves_of(part: slice) -> np.ndarray:
-        return np.concatenate(
-            [_moves_at(rows, tree, measured, noise, trust) for rows in chunks[part]]
-        )
+    def moves_at(at: np.ndarray) -> np.ndarray:
+        fits = fit(tree, at, normals, measured)
+        given = map(torch.from_numpy, (fits.signed, fits.unsigned, fits.log_noise(noise)))
+        with torch.inference_mode():
+            found = trust(*given).numpy()
+        moves = found[:, :1] * fits.normal + found[:, 1:] * fits.inward
+        return fits.spacing[:, None] * moves
 
-    sizes = np.array([len(rows) for rows in chunks])
-    return np.concatenate(in_threads(moves_of, even_parts(sizes, torch.get_num_threads())))
-
-
-def _moves_at(rows, tree, measured, noise, trust) -> np.ndarray:
-    fits = fit(tree, rows, measured)
-    relative = noise / fits.spacing
-    with torch.inference_mode():
-        given = (fits.signed, fits.unsigned, np.log(relative + FLOOR).astype(np.float32))
-        found = trust(*map(torch.from_numpy, given)).numpy()
-    moves = found[:, :1] * fits.normal + found[:, 1:] * fits.inward
-    return fits.spacing[:, None] * moves
+    return _in_chunks(moves_at, places)
 
 
 # --- weights -------------------------------------------------------------------------------------
 
 
 def save_cleaner(cleaner: Cleaner, path: Path) -> None:
-    passes = [trust.sizes for trust in cleaner.passes]
-    told = len(cleaner.told_mean)
-    store({"told": told, "passes": passes, "state": cleaner.state_dict()}, path)
+    sizes = {
+        "told": len(cleaner.told_mean),
+        "passes": [trust.sizes for trust in cleaner.passes],
+        "upsampled": cleaner.upsampled and cleaner.upsampled.sizes,
+    }
+    store({**sizes, "state": cleaner.state_dict()}, path)
 
 
 @cache
@@ -283,7 +347,9 @@ def load_cleaner(path: Path = WEIGHTS) -> Cleaner:
     """The cleaner that ships, or one from a file."""
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
-        cleaner = Cleaner(stored["told"], [Trust(*sizes) for sizes in stored["passes"]])
+        passes = [Trust(*sizes) for sizes in stored["passes"]]
+        upsampled = stored["upsampled"] and Trust(*stored["upsampled"])
+        cleaner = Cleaner(stored["told"], passes, upsampled)
         cleaner.load_state_dict(stored["state"])
     except FileNotFoundError:
         raise

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +13,35 @@ from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
 from .data.meshes import find_meshes, sampled
+from .machine import processes
 from .mesh import COPY
 from .metrics import mesh_surface
-from .noise import FLOOR, Cleaner, Trust, clean, fit, quantiles, some_rows, typical_spacing
+from .noise import (
+    FLOOR,
+    LEAST_POINTS,
+    Cleaner,
+    Trust,
+    all_normals,
+    clean,
+    fit,
+    load_cleaner,
+    quantiles,
+    save_cleaner,
+    some_of,
+    typical_spacing,
+)
+from .upsampler import Upsampler
 
-DRAWS = 2  # noisy versions of each sampling
+LEVEL_DRAWS, TRUST_DRAWS = 3, 1  # noisy versions of each sampling
 NO_NOISE = 0.15  # share of clouds without any
 LARGEST_NOISE = 0.65  # spacings
 PASSES = 3
-PICKED = 512  # points of each cloud
+MOST_UPSAMPLED, RATIO = 2048, 4.0  # points of a cloud: larger ones take long
+PICKED = LEAST_POINTS  # of each cloud
 FARTHEST = 1.5  # spacings: beyond is another part of the object
 EVEN_NOISE = 0.3  # spacings: errors count relative to the noise and this
 BATCH = 2048
+JITTER = 0.1  # deviations, of what clouds tell: few clouds, many numbers of each
 LEVEL_STEPS, TRUST_STEPS = 3000, 16_000
 RATE = 3e-3
 HELD = 10  # every tenth object is for the printed scores
@@ -38,14 +55,22 @@ def train_cleaner(meshes: Path, cache: Path, seed: int = 0) -> Cleaner:
         raise ValueError(f"{meshes}: two objects at least, as one is held back to score")
     held = {number for number, path in enumerate(paths) if objects.index(_object(path)) % HELD == 0}
     torch.manual_seed(seed)
-    data = examples(paths, cache, seed, told_of)
+    data = examples(paths, cache, seed, LEVEL_DRAWS, told_of)
     cleaner = Cleaner(data["told"].shape[-1])
     _train_level(cleaner, data, _not_in(held, data["mesh"]))
-    for number in range(PASSES):
-        data = examples(paths, cache, seed + number, partial(moves_of, cleaner=cleaner))
+
+    def trained(number: int, describe: Callable, name: str) -> Trust:
+        so_far = cache / f"cleaner-{number}.pth"  # a file for all processes
+        save_cleaner(cleaner, so_far)
+        describe = partial(describe, cleaner=so_far)
+        data = examples(paths, cache, seed + number, TRUST_DRAWS, describe)
         trust = Trust(data["signed"].shape[-1], data["unsigned"].shape[-1])
-        _train_trust(trust, data, _not_in(held, data["mesh"]), f"pass {number + 1}")
-        cleaner.passes.append(trust.requires_grad_(False))
+        _train_trust(trust, data, _not_in(held, data["mesh"]), name)
+        return trust.requires_grad_(False)
+
+    for number in range(PASSES):
+        cleaner.passes.append(trained(number, moves_of, f"pass {number + 1}"))
+    cleaner.upsampled = trained(PASSES, upsampled_moves_of, "what is upsampled")
     return cleaner
 
 
@@ -63,10 +88,11 @@ def _train_level(cleaner: Cleaner, data: dict[str, Tensor], train: Tensor) -> No
     told, target = data["told"], (data["noise"] + FLOOR).log()
     _scale(cleaner, "told", told[train])
 
-    def error(i: Tensor) -> Tensor:
-        return cleaner.log_noise(told[i]) - target[i]
+    def error(i: Tensor, jitter: float = 0.0) -> Tensor:
+        given = told[i] + jitter * cleaner.told_scale * torch.randn_like(told[i])
+        return cleaner.log_noise(given) - target[i]
 
-    _descend(cleaner.level, error, train, LEVEL_STEPS, "noise of clouds")
+    _descend(cleaner.level, partial(error, jitter=JITTER), train, LEVEL_STEPS, "noise of clouds")
     with torch.no_grad():
         for name, rows in (("trained on", train), ("held back", ~train)):
             print(f"ln(noise), {name}: {error(rows).square().mean().sqrt():.2f} off")
@@ -94,48 +120,92 @@ def _train_trust(trust: Trust, data: dict[str, Tensor], train: Tensor, name: str
 # --- examples ------------------------------------------------------------------------------------
 
 
-def examples(paths: list[Path], cache: Path, seed: int, describe: Callable) -> dict[str, Tensor]:
-    """What there is to know of noisy clouds, and the number of their mesh."""
+def examples(
+    paths: list[Path], cache: Path, seed: int, draws: int, describe: Callable
+) -> dict[str, Tensor]:
+    """What there is to know of noisy clouds, and the number of their mesh; on all cores."""
     from tqdm import tqdm
 
-    rows = []
-    for number, path in enumerate(tqdm(paths, desc="noisy clouds", unit="mesh")):
-        rng = np.random.default_rng((seed, number))
-        scene = mesh_surface(path)
-        for sparse in DRAWS * sampled(path, 0, cache).sparse:
-            noise = rng.uniform(0, LARGEST_NOISE) * (rng.random() >= NO_NOISE)
-            noise *= typical_spacing(sparse)
-            noisy = sparse + noise * rng.standard_normal(sparse.shape)
-            found = describe(noisy, noise, scene, rng)
-            if found:
-                rows.append({**found, "mesh": number})
+    of_mesh = partial(_of_mesh, cache=cache, seed=seed, draws=draws, describe=describe)
+    with processes(len(paths)) as pool:
+        found = pool.imap(of_mesh, enumerate(paths))
+        rows = sum(tqdm(found, desc="noisy clouds", unit="mesh", total=len(paths)), [])
     if not rows:
         raise ValueError("no cloud of these meshes looks noisy: more of them, or smoother ones")
     return {name: torch.from_numpy(np.stack([r[name] for r in rows])) for name in rows[0]}
 
 
+def _of_mesh(
+    numbered: tuple[int, Path], cache: Path, seed: int, draws: int, describe: Callable
+) -> list[dict]:
+    number, path = numbered
+    rng = np.random.default_rng((seed, number))
+    scene = mesh_surface(path)
+    rows = []
+    for sparse in draws * sampled(path, 0, cache).sparse:
+        noise = rng.uniform(0, LARGEST_NOISE) * (rng.random() >= NO_NOISE)
+        noise *= typical_spacing(sparse)
+        noisy = sparse + noise * rng.standard_normal(sparse.shape)
+        found = describe(noisy, noise, scene, rng)
+        if found:
+            rows.append({**found, "mesh": number})
+    return rows
+
+
 def told_of(noisy: np.ndarray, noise: float, *_) -> dict:
     """What the fits tell of a cloud, and its noise, relative to what it shows: the spacing of the
     clean one is not known in use."""
-    fits = fit(cKDTree(noisy), some_rows(len(noisy)))
+    fits = fit(cKDTree(noisy), some_of(noisy))
     return {"told": quantiles(fits), "noise": np.float32(noise / np.median(fits.spacing))}
 
 
-def moves_of(noisy: np.ndarray, noise: float, scene, rng, cleaner: Cleaner) -> dict | None:
+def moves_of(noisy: np.ndarray, noise: float, scene, rng, cleaner: Path) -> dict | None:
     """Fits of some points after the passes so far, and how far they still are from the surface."""
+    cleaner = load_cleaner(cleaner)
     found, estimate = clean(noisy, cleaner)
     if not estimate:
         return None  # passes as clean, in use as well
-    some = rng.permutation(len(found))[:PICKED]
-    fits = fit(cKDTree(found), some, noisy if len(cleaner.passes) else None)
-    true = scene.compute_closest_points(found[some].astype(np.float32))["points"].numpy()
-    away = (true - found[some]) / fits.spacing[:, None]
+    measured = noisy if len(cleaner.passes) else None
+    return _still_off(rng.permutation(found)[:PICKED], found, measured, noise, estimate, scene)
+
+
+def upsampled_moves_of(noisy: np.ndarray, noise: float, scene, rng, cleaner: Path) -> dict | None:
+    """The same of some points that `default` makes of the cleaned ones."""
+    if len(noisy) > MOST_UPSAMPLED:
+        return None
+    upsampler = _upsampler(cleaner)
+    found, estimate = clean(noisy, upsampler.cleaner)
+    if not estimate:
+        return None
+    made = upsampler.upsample(noisy, RATIO)
+    return _still_off(rng.permutation(made)[:PICKED], found, noisy, noise, estimate, scene)
+
+
+@lru_cache
+def _upsampler(cleaner: Path) -> Upsampler:
+    upsampler = Upsampler.load("default", device="cpu")
+    upsampler.cleaner = load_cleaner(cleaner)
+    return upsampler
+
+
+def _still_off(
+    at: np.ndarray,
+    points: np.ndarray,
+    measured: np.ndarray | None,
+    noise: float,
+    estimate: float,
+    scene,
+) -> dict:
+    tree = cKDTree(points)
+    fits = fit(tree, at, all_normals(tree), measured)
+    true = scene.compute_closest_points(at.astype(np.float32))["points"].numpy()
+    away = (true - at) / fits.spacing[:, None]
     move = np.stack([(away * way).sum(axis=1) for way in (fits.normal, fits.inward)], axis=1)
     return {
         "signed": fits.signed,
         "unsigned": fits.unsigned,
         "move": move.clip(-FARTHEST, FARTHEST).astype(np.float32),
-        "log_noise": np.log(estimate / fits.spacing + FLOOR).astype(np.float32),
+        "log_noise": fits.log_noise(estimate),
         "noise": (noise / fits.spacing).astype(np.float32),
     }
 

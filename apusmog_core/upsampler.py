@@ -15,7 +15,7 @@ from .geometry import farthest, geodesic_patches, nearest, search
 from .machine import even_parts, in_threads
 from .model import ApuSmog
 from .model.compiled import CompiledApuSmog, supports
-from .noise import clean, load_cleaner
+from .noise import clean, load_cleaner, settle
 from .rays import (
     best_of_each,
     grid_context,
@@ -218,8 +218,8 @@ class Upsampler:
     def _grow_surface(self, cloud: np.ndarray, count: int, keep_input: bool) -> np.ndarray:
         centre = cloud.mean(axis=0)
         measured = cloud - centre
-        local, noise = clean(measured, self.cleaner) if self.cleaner else (measured, 0.0)
-        measured, local = measured.astype(np.float32), local.astype(np.float32)
+        cleaned, noise = clean(measured, self.cleaner) if self.cleaner else (measured, 0.0)
+        local = cleaned.astype(np.float32)
         new = count - (len(cloud) if keep_input else 0)
         wanted = (NOISY_OVERSAMPLE if noise else OVERSAMPLE) * new / len(cloud)
         per = max(LEAST_CANDIDATES, int(np.ceil(wanted / self.config.component_share)))
@@ -228,10 +228,15 @@ class Upsampler:
         else:
             found = self._decode(local[None], nearest(local, self.config.neighbours)[None], per)[0]
         if keep_input:
-            order = farthest_from(found, measured, new)
-            return np.concatenate((cloud, relax(found[order], found, measured) + centre))
-        found = np.concatenate((local, found))  # none of those is nearer to tips and corners
-        return relax(found[spread_out(found, count)], found, local[:0]) + centre
+            fixed = measured.astype(np.float32)
+            made = relax(found[farthest_from(found, fixed, new)], found, fixed)
+        else:
+            found = np.concatenate((local, found))  # none of those is nearer to tips and corners
+            made = relax(found[spread_out(found, count)], found, local[:0])
+        if noise:
+            made = settle(made, cleaned, measured, noise, self.cleaner)
+        made = made + centre
+        return np.concatenate((cloud, made)) if keep_input else made
 
     def _patches(self, points: np.ndarray, per: int) -> np.ndarray:
         index = geodesic_patches(points, PATCH)

@@ -3,10 +3,21 @@
 
 import numpy as np
 import pytest
+from scipy.spatial import cKDTree
 
 from apusmog_core import cli
 from apusmog_core.geometry import farthest
-from apusmog_core.noise import LARGEST_MOVE, clean, estimate_noise, load_cleaner, typical_spacing
+from apusmog_core.noise import (
+    BANDWIDTHS,
+    LARGEST_MOVE,
+    all_normals,
+    clean,
+    estimate_noise,
+    fit,
+    load_cleaner,
+    settle,
+    typical_spacing,
+)
 from apusmog_core.upsampler import Upsampler
 
 
@@ -84,6 +95,13 @@ def test_without_a_cleaner_clouds_are_upsampled_as_they_are():
     assert off_sphere(cleaned) < 0.85 * off_sphere(upsampler.upsample(points, 2))
 
 
+def test_what_is_made_of_a_noisy_cloud_settles_on_its_surface():
+    points = noisy(sphere(), 0.3)
+    cleaned, noise = clean(points)
+    made = (cleaned + cleaned[cKDTree(cleaned).query(cleaned, k=2)[1][:, 1]]) / 2
+    assert off_sphere(settle(made, cleaned, points, noise)) < 0.9 * off_sphere(made)
+
+
 def test_a_file_that_is_no_cleaner_is_refused(tmp_path):
     (tmp_path / "notes.pth").write_text("nothing")
     with pytest.raises(ValueError, match="not a cleaner"):
@@ -102,6 +120,17 @@ def test_long_clouds_are_cleaned_piece_by_piece(monkeypatch):
     whole, _ = clean(points)
     monkeypatch.setattr("apusmog_core.noise.CHUNK", 300)
     np.testing.assert_allclose(clean(points)[0], whole, atol=1e-9)
+
+
+def test_fits_of_what_faces_the_same_way_do_not_cut_a_corner():
+    along, out = (c.ravel() for c in np.meshgrid(np.arange(-10.0, 10), np.arange(20.0)))
+    floor, wall = np.stack((out, along, 0 * out), axis=1), np.stack((0 * out, along, out), axis=1)
+    points = np.unique(np.concatenate((floor, wall)), axis=0)
+    tree, row = cKDTree(points), np.flatnonzero((points == (2, 0, 0)).all(axis=1))
+    without, aligned = (fit(tree, points[row], n).signed for n in (None, all_normals(tree)))
+    widest = len(BANDWIDTHS) - 1
+    assert np.abs(without[0, widest]) > 0.2
+    assert np.abs(aligned[0, widest]) < 0.02
 
 
 def test_a_cleaner_is_trained_on_any_meshes(tmp_path, monkeypatch, capsys):
@@ -131,3 +160,13 @@ def test_smooth_copies_have_the_size_of_their_meshes_and_fewer_corners(tmp_path)
     corner = np.linalg.norm(np.asarray(copy.vertices), axis=1).min()
     assert 0.005 < corner < 0.2  # the box's own is at the origin
     assert cli.main(["smooth", str(tmp_path / "none"), str(tmp_path / "out")]) == 2
+
+
+def test_creatures_are_closed_and_each_is_another(tmp_path):
+    o3d = pytest.importorskip("open3d", reason="open3d makes the meshes")
+    assert cli.main(["creatures", str(tmp_path), "--count", "2"]) == 0
+    meshes = [o3d.io.read_triangle_mesh(str(path)) for path in sorted(tmp_path.glob("*.ply"))]
+    assert len(meshes) == 2
+    assert all(mesh.is_edge_manifold(allow_boundary_edges=False) for mesh in meshes)
+    sizes = [np.ptp(np.asarray(mesh.vertices), axis=0).max() for mesh in meshes]
+    assert all(0.3 < size < 4 for size in sizes) and sizes[0] != sizes[1]

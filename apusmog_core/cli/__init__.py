@@ -25,6 +25,11 @@ COMMANDS = {  # name: its arguments, what it does, help
         "train what takes noise out of clouds",
     ),
     "smooth": (networks.add_smooth, networks.smooth, "write smooth copies of meshes, to train on"),
+    "creatures": (
+        networks.add_creatures,
+        networks.creatures,
+        "write random shapes with limbs, to train on",
+    ),
     "finetune": (
         networks.add_finetune,
         networks.finetune,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands about weights: train, train-cleaner, smooth, finetune, info, export."""
+"""Commands about weights: train, train-cleaner, smooth, creatures, finetune, info, export."""
 
 from __future__ import annotations
 
@@ -83,6 +83,19 @@ def smooth(args: argparse.Namespace) -> None:
     from apusmog_core.mesh import smooth_copies
 
     smooth_copies(find_meshes(args.meshes), args.output, args.seed)
+    print(f"{args.output}: written")
+
+
+def add_creatures(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("output", type=Path, metavar="OUT", help="the folder to write")
+    parser.add_argument("--count", type=count, default=180, help="how many (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything (%(default)s)")
+
+
+def creatures(args: argparse.Namespace) -> None:
+    from apusmog_core.creatures import write_creatures
+
+    write_creatures(args.output, args.count, args.seed)
     print(f"{args.output}: written")
 
 

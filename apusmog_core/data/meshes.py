@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +114,7 @@ def sampled(path: Path, seed: int, cache: Path) -> Surface:
 
 def _store(path: Path, arrays: dict[str, np.ndarray]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial.npz")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial.npz")  # others may write it, too
     np.savez(partial, **arrays)
     partial.replace(path)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..config import ClusterConfig
+from ..machine import processes
 from ..rays import RayGrid, grid_context, ray_neighbours, scan_grids, wrap
 from ..segment.cluster import components, rows_by_label
 
@@ -223,7 +223,7 @@ def prepare(count: int, seed: int, meshes: str | None, cache: str | Path) -> Ray
     samples: list[RaySample] = []
     streets = range(seed * 1_000_000, (seed + 1) * 1_000_000)
     simulate = partial(street_samples, meshes=meshes)
-    with multiprocessing.get_context("spawn").Pool() as pool:
+    with processes() as pool:
         bar = tqdm(total=count, desc="simulating", unit="object")
         for found in pool.imap(simulate, streets, chunksize=4):
             samples += found
