@@ -5,8 +5,8 @@ Planes and quadrics are fitted around each point, narrow and wide, through all n
 that face the same way. Wide ones average more noise out and cut more corners: how much to trust
 each of them is what a small network knows. At tips and borders, where all neighbours lie on one
 side, it also knows how far to move towards them. In a cloud that was cleaned once, corners and
-outliers show better: further passes begin there. What is upsampled from such a cloud then settles
-on its surface in the same way.
+outliers show better: further passes begin there. What is upsampled from such a cloud is spaced
+evenly, since noise had scattered it, and settles on the surface in the same way.
 """
 
 from __future__ import annotations
@@ -47,6 +47,12 @@ CHUNK = 1024  # points that are fitted at once
 FLOOR = 0.03  # spacings: noise that is nearly none
 CLEAN = 0.08  # spacings: below, a cloud is left as it is
 LARGEST_MOVE = 2.5  # deviations of the noise; tips of thin parts look like outliers
+LARGEST_INWARD = 0.6  # deviations, in one pass: where a tip ends, noise hides as often as it adds
+EVEN_STEPS = 12  # of points away from each other
+EVEN_NEIGHBOURS = 12
+EVEN_REACH = 1.5  # spacings: farther ones do not matter
+EVEN_STEP = 0.4  # spacings, from a neighbour in the same place
+BORDER = 0.25  # where the neighbours lie to one side by so much, a point begins to stay
 
 
 @dataclass
@@ -271,7 +277,7 @@ def clean(points: np.ndarray, cleaner: Cleaner | None = None) -> tuple[np.ndarra
     for number, trust in enumerate(cleaner.passes):
         known = (cKDTree(found), measured) if number else (tree, None)
         moves = found - measured + _moves(found, *known, noise, trust)
-        found = measured + _limited(moves, noise)
+        found = measured + _limited(moves, LARGEST_MOVE * noise)
     return found[back.ravel()], noise
 
 
@@ -281,20 +287,50 @@ def settle(
     measured: np.ndarray,
     noise: float,
     cleaner: Cleaner | None = None,
+    fixed: np.ndarray | None = None,
 ) -> np.ndarray:
-    """What was made (m, 3) of points (n, 3), nearer to the surface; these were cleaned of `noise`
-    and `measured` (n, 3) before."""
+    """What was made (m, 3) of points (n, 3), even and nearer to the surface; these were cleaned of
+    `noise` and `measured` (n, 3) before. Places of `fixed` (f, 3) are taken."""
     trust = (cleaner or load_cleaner()).upsampled
     if trust is None:
         return upsampled
     _, once = np.unique(measured, axis=0, return_index=True)
-    moves = _moves(upsampled, cKDTree(points[once]), measured[once], noise, trust)
-    return upsampled + _limited(moves, noise)
+    tree = cKDTree(points[once])
+
+    def on_surface(at: np.ndarray) -> np.ndarray:
+        moves = _moves(at, tree, measured[once], noise, trust)
+        return at + _limited(moves, LARGEST_MOVE * noise)
+
+    even = even_out(on_surface(upsampled), measured[:0] if fixed is None else fixed)
+    return on_surface(even)
 
 
-def _limited(moves: np.ndarray, noise: float) -> np.ndarray:
-    """Moves (n, 3) of less than LARGEST_MOVE deviations, and as they are where much smaller."""
-    length = np.linalg.norm(moves, axis=1, keepdims=True) / (LARGEST_MOVE * noise) + 1e-12
+def even_out(points: np.ndarray, fixed: np.ndarray) -> np.ndarray:
+    """Points (m, 3) that have moved away from each other and from `fixed` (f, 3), along their
+    surface; those at its border stay."""
+    spacing = typical_spacing(np.concatenate((points, fixed)))
+    for _ in range(EVEN_STEPS):
+        tree = cKDTree(np.concatenate((points, fixed)))
+        points = points + _in_chunks(lambda at, tree=tree: _pushed(tree, at, spacing), points)
+    return points
+
+
+def _pushed(tree: cKDTree, at: np.ndarray, spacing: float) -> np.ndarray:
+    """How far the other points of a tree push those at (n, 3)."""
+    distance, index = tree.query(at, k=range(2, min(EVEN_NEIGHBOURS, tree.n - 1) + 2))
+    away = (tree.data[index] - at[:, None]) / spacing  # (n, k, 3)
+    distance = distance / spacing + 1e-9
+    force = np.maximum(1 - distance / EVEN_REACH, 0) ** 2 / distance
+    push = -EVEN_STEP * (force[:, None] @ away)[:, 0]
+    normal = _frames(away, np.ones_like(distance))[1][..., 0]
+    push -= (push * normal).sum(axis=1, keepdims=True) * normal
+    one_sided = np.linalg.norm(away.mean(axis=1), axis=1) / distance.mean(axis=1)
+    return spacing * push * (2 - one_sided / BORDER).clip(0, 1)[:, None]
+
+
+def _limited(moves: np.ndarray, largest: float) -> np.ndarray:
+    """Moves (n, 3) that are shorter than the largest, and as they are where much shorter."""
+    length = np.linalg.norm(moves, axis=1, keepdims=True) / largest + 1e-12
     return moves * np.tanh(length) / length
 
 
@@ -324,8 +360,8 @@ def _moves(
         given = map(torch.from_numpy, (fits.signed, fits.unsigned, fits.log_noise(noise)))
         with torch.inference_mode():
             found = trust(*given).numpy()
-        moves = found[:, :1] * fits.normal + found[:, 1:] * fits.inward
-        return fits.spacing[:, None] * moves
+        up, inward = np.split(fits.spacing[:, None] * found, 2, axis=1)
+        return up * fits.normal + _limited(inward * fits.inward, LARGEST_INWARD * noise)
 
     return _in_chunks(moves_at, places)
 

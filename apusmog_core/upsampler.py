@@ -227,14 +227,15 @@ class Upsampler:
             found = self._patches(local, per)
         else:
             found = self._decode(local[None], nearest(local, self.config.neighbours)[None], per)[0]
+        fixed = measured.astype(np.float32) if keep_input else local[:0]
         if keep_input:
-            fixed = measured.astype(np.float32)
-            made = relax(found[farthest_from(found, fixed, new)], found, fixed)
+            chosen = found[farthest_from(found, fixed, new)]
         else:
             found = np.concatenate((local, found))  # none of those is nearer to tips and corners
-            made = relax(found[spread_out(found, count)], found, local[:0])
+            chosen = found[spread_out(found, count)]
+        made = relax(chosen, found, fixed)
         if noise:
-            made = settle(made, cleaned, measured, noise, self.cleaner)
+            made = settle(made, cleaned, measured, noise, self.cleaner, fixed)
         made = made + centre
         return np.concatenate((cloud, made)) if keep_input else made
 

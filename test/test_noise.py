@@ -13,6 +13,7 @@ from apusmog_core.noise import (
     all_normals,
     clean,
     estimate_noise,
+    even_out,
     fit,
     load_cleaner,
     settle,
@@ -71,15 +72,46 @@ def test_no_point_moves_farther_than_its_noise_explains():
     assert moved.max() <= LARGEST_MOVE * estimate * (1 + 1e-6)
 
 
+def plate(count: int = 2048) -> np.ndarray:
+    points = np.zeros((8 * count, 3))
+    points[:, :2] = np.random.default_rng(0).uniform(-1, 1, (8 * count, 2))
+    return points[farthest(points, count)]
+
+
+def beyond(cloud: np.ndarray) -> np.ndarray:
+    """How far the points of a plate are beyond its border."""
+    return np.maximum(np.abs(cloud[:, :2]).max(axis=1) - 1, 0)
+
+
 def test_points_that_noise_moved_beyond_the_border_of_a_plate_come_back():
-    plate = np.zeros((16384, 3))
-    plate[:, :2] = np.random.default_rng(0).uniform(-1, 1, (16384, 2))
-    points = noisy(plate[farthest(plate, 2048)], 0.3)
+    points = noisy(plate(), 0.3)
+    assert beyond(clean(points)[0]).sum() < 0.7 * beyond(points).sum()
 
-    def beyond(cloud: np.ndarray) -> float:
-        return np.maximum(np.abs(cloud[:, :2]).max(axis=1) - 1, 0).sum()
 
-    assert beyond(clean(points)[0]) < 0.7 * beyond(points)
+def test_points_that_are_evened_out_leave_smaller_holes_and_stay_on_their_surface():
+    points = sphere(1024)
+    even = even_out(points, points[:0])
+
+    def holes(cloud: np.ndarray) -> float:
+        return np.mean(cKDTree(cloud).query(sphere(8192))[0] ** 2)
+
+    assert holes(even) < 0.95 * holes(points)
+    assert off_sphere(even) < 0.03 * typical_spacing(points)
+
+
+def test_a_plate_that_is_evened_out_does_not_grow():
+    assert beyond(even_out(plate(), plate(0))).max() < 0.2 * typical_spacing(plate())
+
+
+def test_points_that_are_evened_out_keep_clear_of_those_that_stay():
+    fixed, new = sphere(1024), np.random.default_rng(3).normal(size=(1024, 3))
+    new /= np.linalg.norm(new, axis=1, keepdims=True)
+
+    def distances(cloud: np.ndarray) -> np.ndarray:
+        return cKDTree(fixed).query(cloud)[0]
+
+    near = distances(new) < 0.2 * typical_spacing(fixed)
+    assert np.median(distances(even_out(new, fixed))[near]) > 2 * np.median(distances(new)[near])
 
 
 def test_twins_are_cleaned_alike():
