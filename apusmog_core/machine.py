@@ -52,22 +52,31 @@ def in_threads(work: Callable, parts: Sequence) -> list:
 
 
 @contextmanager
-def processes(most: int = MOST_PROCESSES) -> Iterator[multiprocessing.pool.Pool]:
-    """A process for each core, with one thread: more of them would wait for each other.
-
-    They start by importing the main module, which needs an `if __name__ == "__main__":`.
-    """
-    before = {name: os.environ.get(name) for name in ONE_THREAD}
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
+def environment(**chosen: str) -> Iterator[None]:
+    """Variables of the environment, set for a while."""
+    before = {name: os.environ.get(name) for name in chosen}
+    os.environ.update(chosen)
     try:
-        with multiprocessing.get_context("spawn").Pool(min(cores(), most)) as pool:
-            yield pool
+        yield
     finally:
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def processes(most: int = MOST_PROCESSES) -> Iterator[multiprocessing.pool.Pool]:
+    """A process for each core, with one thread: more of them would wait for each other.
+
+    They start by importing the main module, which needs an `if __name__ == "__main__":`.
+    """
+    with (
+        environment(**dict.fromkeys(ONE_THREAD, "1")),
+        multiprocessing.get_context("spawn").Pool(min(cores(), most)) as pool,
+    ):
+        yield pool
 
 
 def keep_allocations() -> None:

@@ -8,8 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from subprocess import DEVNULL
 
@@ -19,6 +18,8 @@ from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.node import Node
 from rclpy.time import Time
 from sensor_msgs.msg import PointCloud2
+
+from apusmog_core.machine import environment
 
 from . import bag
 from .running import child
@@ -119,22 +120,12 @@ class _Listener(Node):
         }
 
 
-@contextmanager
-def _domain() -> Iterator[None]:
+def _domain() -> AbstractContextManager[None]:
     """A ROS domain of this machine only."""
     chosen = {"ROS_DOMAIN_ID": str(DOMAIN), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
     if os.environ.get("ROS_DISTRO") == "humble":
         chosen["ROS_LOCALHOST_ONLY"] = "1"
-    before = {name: os.environ.get(name) for name in chosen}
-    os.environ.update(chosen)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    return environment(**chosen)
 
 
 if __name__ == "__main__":
