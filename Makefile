@@ -11,21 +11,21 @@ test: $(READY)
 	$(PYTHON) -m pytest -q
 
 demo: $(READY)
-	$(PYTHON) -m apusmog_core demo $(if $(BAG),--bag "$(BAG)")
+	$(PYTHON) -m apusmog_ros.demo $(if $(BAG),--bag "$(BAG)")
 
 lint: $(READY)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 
 bench: $(READY)
-	$(PYTHON) -m apusmog_core.bench
+	$(PYTHON) -m tools.bench
 
 bench-compare: $(READY)
-	@$(PYTHON) -m apusmog_core.bench --compare "$(A)" "$(B)"
+	@$(PYTHON) -m tools.bench --compare "$(A)" "$(B)"
 
 clean:
 	rm -rf .venv build install log demo .pytest_cache .ruff_cache *.egg-info
-	find apusmog_core apusmog_ros test examples launch -name __pycache__ -prune -exec rm -rf {} +
+	find apusmog_core apusmog_ros tools test examples launch -name __pycache__ -prune -exec rm -rf {} +
 
 # --- the environment: made once, again when what it is made from changes --------------------------
 

@@ -3,163 +3,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
-T = TypeVar("T")
-
-
-def setting(default: Any, help: str, low=None, high=None, choices: tuple = ()) -> Any:
-    """A dataclass field that knows what it means and which values are allowed."""
-    return field(
-        default=default, metadata=dict(help=help, low=low, high=high, choices=tuple(choices))
-    )
-
-
-def group(cls: type) -> Any:
-    return field(default_factory=cls)
-
-
-# --- views: validation, dotted names, YAML -------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One leaf of a configuration tree, under its dotted name."""
-
-    name: str
-    type: type
-    default: Any
-    help: str
-    low: float | None
-    high: float | None
-    choices: tuple
-
-    def check(self, value: Any) -> Any:
-        """The value as this setting's type, or a ValueError that says what is allowed."""
-        if self.type is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if self.type is tuple and isinstance(value, list):
-            value = tuple(value)
-        if not isinstance(value, self.type) or (self.type is int and isinstance(value, bool)):
-            raise ValueError(f"{self.name}: {value!r} is not of type {self.type.__name__}")
-        if self.type is float and not math.isfinite(value):
-            raise ValueError(f"{self.name}: {value} is not a finite number")
-        if self.low is not None and value < self.low:
-            raise ValueError(f"{self.name}: {value} is below the least value, {self.low:g}")
-        if self.high is not None and value > self.high:
-            raise ValueError(f"{self.name}: {value} is above the greatest value, {self.high:g}")
-        if self.choices and value not in self.choices:
-            raise ValueError(f"{self.name}: {value!r} is not one of {', '.join(self.choices)}")
-        return value
-
-
-def settings(config: Any, prefix: str = "") -> Iterator[Setting]:
-    """All leaves of a configuration (an instance or a class), depth first, with dotted names."""
-    for entry in dataclasses.fields(config):
-        name = prefix + entry.name
-        if entry.default_factory is not dataclasses.MISSING:
-            yield from settings(entry.default_factory(), name + ".")
-        elif "help" in entry.metadata:
-            m = entry.metadata
-            kind = type(entry.default)
-            yield Setting(name, kind, entry.default, m["help"], m["low"], m["high"], m["choices"])
-
-
-def value_of(config: Any, name: str) -> Any:
-    for part in name.split("."):
-        config = getattr(config, part)
-    return config
-
-
-def validate(config: Any) -> None:
-    for item in settings(config):
-        item.check(value_of(config, item.name))
-
-
-def flatten(config: Any) -> dict[str, Any]:
-    """{dotted name: value} of every leaf."""
-    return {item.name: value_of(config, item.name) for item in settings(config)}
-
-
-def with_values(config: T, values: dict[str, Any]) -> T:
-    """A copy with dotted names replaced, all at once; ValueError names what is wrong."""
-    known = {item.name: item for item in settings(config)}
-    for name in values:
-        if name not in known:
-            raise ValueError(f"unknown setting {name!r}; known: {', '.join(known)}")
-    checked = {name: known[name].check(value) for name, value in values.items()}
-    return _replace(config, checked)
-
-
-def _replace(config: T, values: dict[str, Any]) -> T:
-    direct = {name: value for name, value in values.items() if "." not in name}
-    for head in {name.split(".")[0] for name in values if "." in name}:
-        inner = {n[len(head) + 1 :]: v for n, v in values.items() if n.startswith(head + ".")}
-        direct[head] = _replace(getattr(config, head), inner)
-    return dataclasses.replace(config, **direct)
-
-
-def from_dict(cls: type[T], tree: dict[str, Any]) -> T:
-    """A configuration from nested dictionaries, as YAML gives them."""
-    values: dict[str, Any] = {}
-
-    def walk(node: dict, prefix: str) -> None:
-        for key, value in node.items():
-            if isinstance(value, dict):
-                walk(value, f"{prefix}{key}.")
-            else:
-                values[prefix + key] = value
-
-    tree = dict(tree)
-    model = tree.pop("model", None) if cls is TrainConfig else None
-    walk(tree, "")
-    config = with_values(cls(), values)
-    if model:
-        base = config.network
-        config = dataclasses.replace(config, model=with_values(base, model))
-    return config
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Nested plain dictionaries, the inverse of `from_dict`."""
-    tree = dataclasses.asdict(config)
-    return {k: v for k, v in tree.items() if v is not None}
-
-
-def load_yaml(cls: type[T], path: str | Path) -> T:
-    import yaml
-
-    try:
-        tree = yaml.safe_load(Path(path).read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: {error}") from error
-    if not isinstance(tree, dict):
-        raise ValueError(f"{path}: expected settings, found {type(tree).__name__}")
-    return from_dict(cls, tree)
-
-
-def parse_device(name: str):
-    """torch.device for auto, cpu, cuda or cuda:N; ValueError with the reason if it is not there."""
-    if name not in ("auto", "cpu", "cuda") and not (
-        name.startswith("cuda:") and name[5:].isdigit()
-    ):
-        raise ValueError(f"device: {name!r} is not auto, cpu, cuda or cuda:N")
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda":
-        count = torch.cuda.device_count()
-        if (device.index or 0) >= count:
-            raise ValueError(f"device: {name} is not there ({count} CUDA devices found); use cpu")
-    return device
-
+from .compute import parse_device
+from .settings import group, override, setting, validate
 
 # --- the network ---------------------------------------------------------------------------------
 
@@ -217,18 +64,6 @@ class ModelConfig:
             raise ValueError("domain 'sensor' needs a component for each point: component_share 1")
 
 
-RAYS = ModelConfig(
-    domain="sensor",
-    learned_weights=True,
-    refinements=0,
-    width=32,
-    neighbours=9,  # the three by three rays around a point
-    encoder_layers=0,
-    encoder_hidden=32,
-    decoder_hidden=64,
-    decoder_layers=1,
-)
-
 PRESETS: dict[str, ModelConfig] = {
     "paper": ModelConfig(
         width=128,
@@ -238,7 +73,7 @@ PRESETS: dict[str, ModelConfig] = {
         output="absolute",
         covariance="clamp",
     ),
-    "default": ModelConfig(
+    "shape": ModelConfig(
         width=32,
         encoder_layers=3,
         encoder_hidden=32,
@@ -246,8 +81,17 @@ PRESETS: dict[str, ModelConfig] = {
         refine_neighbours=8,
         refine_width=16,
     ),
-    "lidar": RAYS,
-    "fast": dataclasses.replace(RAYS, width=16, encoder_hidden=16, decoder_hidden=32),
+    "lidar": ModelConfig(
+        domain="sensor",
+        learned_weights=True,
+        refinements=0,
+        width=16,
+        neighbours=9,  # the three by three rays around a point
+        encoder_layers=0,
+        encoder_hidden=16,
+        decoder_hidden=32,
+        decoder_layers=1,
+    ),
 }
 
 
@@ -282,10 +126,10 @@ class DataConfig:
 class TrainConfig:
     """One training run."""
 
-    preset: str = setting("default", "network preset", choices=tuple(PRESETS))
-    model: ModelConfig | None = None  # overrides the preset
+    preset: str = setting("shape", "network preset", choices=tuple(PRESETS))
+    model: ModelConfig | None = override("network")  # changes of the preset
     data: DataConfig = group(DataConfig)
-    out: str = setting("runs/default", "folder for checkpoints and logs")
+    out: str = setting("runs/shape", "folder for checkpoints and logs")
     steps: int = setting(100_000, "optimiser steps", low=1)
     batch: int = setting(64, "patches a step, over all processes", low=1)
     rate: float = setting(5e-4, "peak learning rate", low=0.0)
@@ -371,7 +215,7 @@ class PipelineConfig:
         low=0.0,
         high=1e6,
     )
-    weights: str = setting("fast", "a shipped name or a file")
+    weights: str = setting("lidar", "a shipped name or a file")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     precision: str = setting(
         "float32", "arithmetic of the network", choices=("float32", "bfloat16", "float16")

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from . import weights
-from .config import ModelConfig, to_dict
+from .config import ModelConfig
 from .model import ApuSmog
+from .settings import to_dict
 
 OPSET = 18
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .cells import nearest_seen
+from .compute import even_parts, in_threads
 from .config import PipelineConfig
+from .dense import Dense
 from .segment import Ground, find_instances, level, ranges, rows_by_label
+from .sensor.neighbours import find_returns, nearest_seen
 
 SENSOR = (0.0, 0.0, 0.0)  # scans are in the sensor's frame
 SMALLEST_SIDE = 0.1  # metres; a pole seen as one line of points still has an area
@@ -22,13 +24,16 @@ FORGET = 0.2  # weight of the newest scan in the estimate of time a point
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """A scan's finite points and what they belong to."""
+    """A scan's returns and what they belong to."""
 
-    points: np.ndarray  # (n, 3) float32
+    points: np.ndarray  # (n, 3) float32, finite, none at the sensor itself
     intensity: np.ndarray  # (n,) float32, 0 where the sensor gives none
     ground: np.ndarray  # (n,) bool
     instance: np.ndarray  # (n,) uint32, 1.. from near to far, 0: ground and background
-    dropped: int = 0  # points that were not finite
+    rows: np.ndarray  # (n,) int64, row of the input that each point was
+    ring: np.ndarray | None = None  # (n,) int32, where the input tells them
+    not_finite: int = 0  # rows of the input that were left out
+    no_return: int = 0  # rows at exactly (0, 0, 0), which say that nothing came back
     timings: dict[str, float] = field(default_factory=dict)  # stage -> milliseconds
 
     @property
@@ -49,6 +54,8 @@ class DenseScan:
     intensity: np.ndarray  # (m,) float32, of the nearest measured point
     instance: np.ndarray  # (m,) uint32, 1..
     generated: np.ndarray  # (m,) bool, False for measured points
+    confidence: np.ndarray  # (m,) float32, 1 for measured points
+    source: np.ndarray  # (m,) int64, the point of `segments` it is, or the nearest one to it
     segments: Segments
     ratio: float  # as asked for
     limited: str = ""  # which budget was bound, and what it cost
@@ -101,18 +108,28 @@ class ScanPipeline:
         return str(self.upsampler.device)
 
     def process(
-        self, points: np.ndarray, intensity: np.ndarray | None = None, ratio: float | None = None
+        self,
+        points: np.ndarray,
+        intensity: np.ndarray | None = None,
+        ratio: float | None = None,
+        ring: np.ndarray | None = None,
     ) -> DenseScan:
         """One scan (n, 3), in the sensor's frame, to its dense objects."""
-        return self.densify(self.segment(points, intensity), ratio)
+        return self.densify(self.segment(points, intensity, ring), ratio)
 
-    def segment(self, points: np.ndarray, intensity: np.ndarray | None = None) -> Segments:
+    def segment(
+        self,
+        points: np.ndarray,
+        intensity: np.ndarray | None = None,
+        ring: np.ndarray | None = None,
+    ) -> Segments:
         """What is ground and which points form an object."""
         timings: dict[str, float] = {}
 
-        # 1. finite points, and which of them are in range
+        # 1. returns, and which of them are in range
         with _timed(timings, "filter"):
-            points, intensity, dropped = _finite(points, intensity)
+            scan = _returns(points, intensity, ring)
+            points = scan["points"]
             distance = ranges(points)
             limits = self.config.range
             near = np.flatnonzero((distance >= limits.min) & (distance <= limits.max))
@@ -129,7 +146,7 @@ class ScanPipeline:
             instance = np.zeros(len(points), np.uint32)
             rest = np.flatnonzero(~on_ground)
             instance[near[rest]] = find_instances(upright[rest], self.config.cluster)
-        return Segments(points, intensity, ground, instance, dropped, timings)
+        return Segments(ground=ground, instance=instance, timings=timings, **scan)
 
     def densify(self, segments: Segments, ratio: float | None = None) -> DenseScan:
         """The instances, upsampled: round(ratio * n) points over all that the budgets allow."""
@@ -149,11 +166,11 @@ class ScanPipeline:
         # 5. the network; measured points come first
         with _timed(timings, "upsample"):
             grow = np.flatnonzero(served & (counts > 0))
-            dense = list(clouds)
+            dense = [Dense.measured(cloud) for cloud in clouds]
             for i in np.flatnonzero(counts == 0):
-                dense[i] = clouds[i][:0]
+                dense[i] = Dense.measured(clouds[i][:0])
             if len(grow):
-                results = self._upsample([clouds[i] for i in grow], counts[grow] / sizes[grow])
+                results = self._upsample([clouds[i] for i in grow], counts[grow])
                 for i, result in zip(grow, results, strict=True):
                     dense[i] = result
         self._learn_pace(timings["upsample"], self._new(counts, sizes)[served].sum())
@@ -162,17 +179,29 @@ class ScanPipeline:
         kept = np.where(served & (counts >= sizes) & (not self.config.keep_measured), 0, sizes)
         generated = [np.arange(count) >= keep for count, keep in zip(counts, kept, strict=True)]
         generated = np.concatenate(generated) if len(clouds) else np.zeros(0, bool)
-        points = np.concatenate(dense) if len(clouds) else np.zeros((0, 3), np.float32)
+        whole = Dense.concatenate(dense)
         instance = np.repeat(np.arange(1, len(clouds) + 1, dtype=np.uint32), counts)
-        with _timed(timings, "intensity"):
+        with _timed(timings, "source"):
             threads = getattr(self.upsampler, "threads", 1)
-            intensity = _intensity(segments, points, generated, rows, counts, threads)
+            source = _source(segments, whole.points, generated, rows, counts, threads)
         timings["total"] = sum(timings.values())
-        return DenseScan(points, intensity, instance, generated, segments, ratio, limited, timings)
+        return DenseScan(
+            whole.points,
+            segments.intensity[source],
+            instance,
+            generated,
+            whole.confidence,
+            source,
+            segments,
+            ratio,
+            limited,
+            timings,
+        )
 
-    def _upsample(self, clouds: list[np.ndarray], ratios: np.ndarray) -> list[np.ndarray]:
-        keep = self.config.keep_measured
-        return self.upsampler.upsample_many(clouds, ratios.tolist(), keep_input=keep, origin=SENSOR)
+    def _upsample(self, clouds: list[np.ndarray], counts: np.ndarray) -> list[Dense]:
+        return self.upsampler.upsample_to(
+            clouds, counts.tolist(), self.config.keep_measured, SENSOR
+        )
 
     def _ratios(self, clouds: list[np.ndarray], sizes: np.ndarray, ratio: float) -> np.ndarray:
         """Ratio of each instance: constant, or up to a density, so that far objects gain most."""
@@ -217,15 +246,15 @@ class ScanPipeline:
     def _room(self, cloud: np.ndarray) -> float:
         """New points that the time budget allows; the first time, one cloud shows the costs."""
         if self.ms_per_point is None:
-            self._milliseconds(cloud, 2.0)  # the first call ever is slow
-            few, many = self._milliseconds(cloud, 2.0), self._milliseconds(cloud, 32.0)
+            self._milliseconds(cloud, 2)  # the first call ever is slow
+            few, many = self._milliseconds(cloud, 2), self._milliseconds(cloud, 32)
             self.ms_per_point = max(many - few, 0.1 * many) / (30.0 * len(cloud))
             self.overhead_ms = max(few - self.ms_per_point * len(cloud), 0.0)
         return max(self.config.time_budget_ms - self.overhead_ms, 0.0) / self.ms_per_point
 
-    def _milliseconds(self, cloud: np.ndarray, ratio: float) -> float:
+    def _milliseconds(self, cloud: np.ndarray, ratio: int) -> float:
         start = time.perf_counter()
-        self._upsample([cloud], np.array([ratio]))
+        self._upsample([cloud], np.array([ratio * len(cloud)]))
         return 1e3 * (time.perf_counter() - start)
 
     def _learn_pace(self, ms: float, new_points: int) -> None:
@@ -251,11 +280,9 @@ def visible_area(points: np.ndarray) -> float:
     return max(float(width), SMALLEST_SIDE) * max(float(height), SMALLEST_SIDE)
 
 
-def _intensity(segments: Segments, points, generated, rows, counts, threads) -> np.ndarray:
-    """Intensity (m,): a measured point's own, a new point's that of the nearest measured one."""
-    intensity = np.zeros(len(points), np.float32)
-    if not segments.intensity.any():
-        return intensity
+def _source(segments: Segments, points, generated, rows, counts, threads) -> np.ndarray:
+    """Row of `segments` (m,) that a measured point is, or the one nearest to a new point."""
+    source = np.zeros(len(points), np.int64)
     # instances whose measured points are all there, and come first
     firsts = np.cumsum(counts) - counts
     whole = [
@@ -264,37 +291,41 @@ def _intensity(segments: Segments, points, generated, rows, counts, threads) -> 
     known = ~generated & np.repeat(np.array(whole, bool), counts)
     if known.any():
         own = [index for index, all_kept in zip(rows, whole, strict=True) if all_kept]
-        intensity[known] = segments.intensity[np.concatenate(own)]
+        source[known] = np.concatenate(own)
     new = np.flatnonzero(~known)
-    intensity[new] = _nearest_intensity(segments, points[new], threads)
-    return intensity
+    source[new] = _nearest_measured(segments, points[new], threads)
+    return source
 
 
-def _nearest_intensity(segments: Segments, points: np.ndarray, threads: int) -> np.ndarray:
-    """Intensity (m,) of the measured instance point nearest to each point."""
+def _nearest_measured(segments: Segments, points: np.ndarray, threads: int) -> np.ndarray:
+    """Row of `segments` (m,) of the measured instance point nearest to each point."""
     measured = np.flatnonzero(segments.instance)
-    values = segments.intensity[measured]
-    if len(points) == 0 or not values.any():
-        return np.zeros(len(points), np.float32)
-    from .machine import even_parts, in_threads  # imports torch
-
+    if len(points) == 0:
+        return np.zeros(0, np.int64)
     known, asked = segments.points[measured], points.astype(np.float32, copy=False)
     parts = even_parts(np.ones(len(asked)), threads)
-    return values[np.concatenate(in_threads(lambda rows: nearest_seen(known, asked[rows]), parts))]
+    nearest = in_threads(lambda rows: nearest_seen(known, asked[rows]), parts)
+    return measured[np.concatenate(nearest)]
 
 
-def _finite(points: np.ndarray, intensity: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, int]:
+def _returns(points: np.ndarray, intensity: np.ndarray | None, ring: np.ndarray | None) -> dict:
+    """The fields of `Segments` that the input gives, without rows that are no returns."""
     points = np.asarray(points, np.float32)
     if points.ndim != 2 or points.shape[1] != 3:
         raise ValueError(f"expected points of shape (n, 3), got {points.shape}")
     intensity = np.zeros(len(points)) if intensity is None else np.asarray(intensity)
-    if intensity.shape != (len(points),):
-        raise ValueError(f"{len(points)} points, but intensity of shape {intensity.shape}")
-    finite, dropped = np.isfinite(points), 0
-    if not finite.all():  # by row only where it must be: that takes ten times as long
-        rows = finite.all(axis=1)
-        points, intensity, dropped = points[rows], intensity[rows], int((~rows).sum())
-    return points, intensity.astype(np.float32, copy=False), dropped
+    for name, column in (("intensity", intensity), ("ring", ring)):
+        if column is not None and np.shape(column) != (len(points),):
+            raise ValueError(f"{len(points)} points, but {name} of shape {np.shape(column)}")
+    kept, not_finite, no_return = find_returns(points)
+    return dict(
+        points=points[kept],
+        intensity=intensity[kept].astype(np.float32, copy=False),
+        rows=kept,
+        ring=None if ring is None else np.asarray(ring)[kept].astype(np.int32, copy=False),
+        not_finite=not_finite,
+        no_return=no_return,
+    )
 
 
 def _checked(ratio: float) -> float:

@@ -18,7 +18,8 @@ from rcl_interfaces.msg import (
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from apusmog_core.config import NodeConfig, Setting, settings, value_of, with_values
+from apusmog_core.config import NodeConfig
+from apusmog_core.settings import Setting, settings, value_of, with_values
 
 T = TypeVar("T")
 

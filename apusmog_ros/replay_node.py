@@ -20,10 +20,10 @@ from sensor_msgs.msg import PointCloud2
 from std_msgs.msg import Header
 
 from apusmog_core.config import ReplayConfig
-from apusmog_core.data import BagScans, ScanFiles, open_scans
+from apusmog_core.data import BagScans, ScanFiles, bag_writer, open_scans
 from apusmog_core.data.clouds import SCAN_PERIOD
 
-from . import bag, cloud, parameters
+from . import cloud, parameters
 from .running import run
 
 LIVE = ("rate", "loop", "paused")  # what can be set while it plays
@@ -140,7 +140,7 @@ class ReplayNode(Node):
 def messages(scans: ScanFiles | BagScans, frame: str) -> Iterator[tuple[int, PointCloud2]]:
     """(time in ns, message) of each scan, as recorded."""
     if isinstance(scans, BagScans):
-        for stamp, recorded in bag.clouds(scans.path, scans.topic):
+        for stamp, recorded in bag_writer.clouds(scans.path, scans.topic):
             yield stamp, cloud.from_bag(recorded)
         return
     for scan in scans:

@@ -25,10 +25,11 @@ from std_msgs.msg import Header
 from visualization_msgs.msg import MarkerArray
 
 from apusmog_core import weights
-from apusmog_core.config import NodeConfig, PipelineConfig, with_values
-from apusmog_core.machine import cores, keep_allocations
+from apusmog_core.compute import cores, keep_allocations
+from apusmog_core.config import NodeConfig, PipelineConfig
 from apusmog_core.pipeline import DenseScan, ScanPipeline, Segments
 from apusmog_core.segment.boxes import oriented_boxes
+from apusmog_core.settings import with_values
 
 from . import cloud, parameters
 from .diagnostics import Statistics

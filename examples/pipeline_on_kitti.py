@@ -17,7 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the objects of every scan dense.")
     parser.add_argument("scans", help="a KITTI drive or sequence, a bag, a folder, a file")
     parser.add_argument("--ratio", type=float, default=4.0, help="output points per input point")
-    parser.add_argument("--weights", default="fast", help="a shipped name or a file")
+    parser.add_argument("--weights", default="lidar", help="a shipped name or a file")
     parser.add_argument("--out", type=Path, help="folder for the dense clouds, as .ply")
     args = parser.parse_args()
 

@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument("input", help="a cloud: .xyz .ply .pcd .bin .npy")
     parser.add_argument("output", help="where to write the dense cloud")
     parser.add_argument("--ratio", type=float, default=4.0, help="output points per input point")
-    parser.add_argument("--weights", default="default", help="a shipped name or a file")
+    parser.add_argument("--weights", default="shape", help="a shipped name or a file")
     args = parser.parse_args()
 
     sparse = read_points(args.input).points  # (n, 3)

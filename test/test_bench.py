@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from apusmog_core import bench
-from apusmog_core.bench import Row
+from tools import bench
+from tools.bench import Row
 
 
 def fake(value: float, holds: bool = True):

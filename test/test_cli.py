@@ -5,17 +5,18 @@ import sys
 import numpy as np
 import pytest
 
-from apusmog_core import baselines, cli
+from apusmog_core import cli
 from apusmog_core.data import read_points, write_points
+from apusmog_core.evaluation import baselines
 
-COMMANDS = "upsample mesh train finetune info simulate bag export view demo figures bench".split()
+COMMANDS = "upsample mesh train finetune info simulate bag export view".split()
 EVALUATIONS = ["pugan", "pu1k", "rings", "ablation"]
 
 
 class Midpoint:
     """Stands in for a network: these tests are about files and exit codes."""
 
-    def upsample(self, points, ratio=4.0, keep_input=False, origin=None):
+    def upsample(self, points, ratio=4.0, keep_measured=False, origin=None):
         return baselines.midpoint(points, round(ratio * len(points)))
 
 

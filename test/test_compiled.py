@@ -9,18 +9,18 @@ import pytest
 import torch
 from scipy.spatial import cKDTree
 
-from apusmog_core.cells import nearest_seen
 from apusmog_core.config import PRESETS
 from apusmog_core.model import ApuSmog
-from apusmog_core.model.blocks import LANES
-from apusmog_core.model.compiled import CompiledApuSmog, supports
-from apusmog_core.rays import ray_neighbours
+from apusmog_core.sensor.compiled import CompiledApuSmog, supports
+from apusmog_core.sensor.grid import ray_neighbours
+from apusmog_core.sensor.kernels import LANES
+from apusmog_core.sensor.neighbours import nearest_seen
 from apusmog_core.upsampler import Upsampler
 
 
 def network(**changes) -> ApuSmog:
     torch.manual_seed(0)
-    made = ApuSmog(dataclasses.replace(PRESETS["fast"], **changes)).eval().requires_grad_(False)
+    made = ApuSmog(dataclasses.replace(PRESETS["lidar"], **changes)).eval().requires_grad_(False)
     for parameter in made.parameters():  # zeros would hide what they multiply
         parameter.add_(0.2 * torch.randn_like(parameter))
     return made
@@ -74,12 +74,12 @@ def test_what_the_machine_code_does_not_know_stays_with_pytorch(changes):
 
 
 def test_a_cloud_comes_out_the_same_with_and_without_machine_code():
-    up = Upsampler.load("fast", "cpu")
+    up = Upsampler.load("lidar", "cpu")
     azimuth, elevation = np.meshgrid(np.arange(40) * 0.004, np.arange(8) * 0.008 - 0.05)
     ray = (np.cos(azimuth), np.sin(azimuth), np.tan(elevation))
     cloud = 12.0 * np.stack(ray, axis=-1).reshape(-1, 3)
     quick = up.upsample(cloud, 3.7, origin=(0, 0, 0))
-    up._caster = up.network
+    up.way._ray_network = up.network
     slow = up.upsample(cloud, 3.7, origin=(0, 0, 0))
     away = cKDTree(slow).query(quick)[0]
     assert (away < 1e-4).mean() > 0.99  # equally likely points may change places
@@ -94,8 +94,8 @@ def test_weights_that_training_has_broken_give_nan_as_the_network_does():
 
 
 def test_networks_of_surfaces_stay_in_pytorch():
-    surfaces = ApuSmog(PRESETS["default"])
-    assert Upsampler(surfaces)._caster is surfaces
+    surfaces = ApuSmog(PRESETS["shape"])
+    assert not supports(surfaces)
     with pytest.raises(ValueError, match="sensor"):
         CompiledApuSmog(surfaces)
 

@@ -10,7 +10,7 @@ from apusmog_core.data import open_scans
 pytest.importorskip("rclpy", reason="ROS 2 (rclpy) is not installed")
 pytest.importorskip("open3d", reason="open3d, which simulates the street, is not installed")
 
-from apusmog_core.demo import demo  # noqa: E402
+from apusmog_ros.demo import demo  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +20,13 @@ def untrained(tmp_path_factory):
     from apusmog_core.model import ApuSmog
 
     file = tmp_path_factory.mktemp("weights") / "untrained.pt"
-    weights.save(ApuSmog(PRESETS["fast"]), file, card={})
+    weights.save(ApuSmog(PRESETS["lidar"]), file, card={})
     return file
 
 
 def test_the_demo_makes_scans_dense_by_both_ratios_and_shows_them(ros, untrained, tmp_path, capsys):
-    from apusmog_core.simulate import Sensor, drive, write_kitti
+    from apusmog_core.simulate.sensor import Sensor
+    from apusmog_core.simulate.street import drive, write_kitti
 
     write_kitti(drive(3, sensor=Sensor.named("VLP-16")), tmp_path / "street")
     assert demo(tmp_path / "street", tmp_path / "demo", untrained) == 0
@@ -40,7 +41,8 @@ def test_the_demo_makes_scans_dense_by_both_ratios_and_shows_them(ros, untrained
 
 
 def test_a_node_that_cannot_start_ends_the_demo_with_its_reason(ros, tmp_path, capsys):
-    from apusmog_core.simulate import Sensor, drive, write_kitti
+    from apusmog_core.simulate.sensor import Sensor
+    from apusmog_core.simulate.street import drive, write_kitti
 
     write_kitti(drive(1, sensor=Sensor.named("VLP-16")), tmp_path / "street")
     assert demo(tmp_path / "street", tmp_path / "demo", "no_such_weights") == 1

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apusmog_core import evaluate
-from apusmog_core.config import TrainConfig, flatten
+from apusmog_core.config import TrainConfig
 from apusmog_core.data import pu1k, pugan
+from apusmog_core.evaluation import ablation, rings, shapes, tables
+from apusmog_core.settings import flatten
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 real_scans = pytest.mark.skipif(
@@ -36,13 +37,13 @@ PUBLISHED = {  # completeness, hallucination, F@10cm in each group
 
 @pytest.fixture(scope="module")
 def kitti_cases():
-    return evaluate.ring_cases(DATA / "kitti_raw_0051", DATA / "ring_holdout")
+    return rings.ring_cases(DATA / "kitti_raw_0051", DATA / "ring_holdout")
 
 
 @real_scans
 @pytest.mark.parametrize("method", PUBLISHED)
 def test_baselines_on_real_rings_score_as_published_within_two_percent(kitti_cases, method):
-    scores = evaluate.score_rings(kitti_cases, evaluate.RING_BASELINES[method])
+    scores = rings.score_rings(kitti_cases, rings.RING_BASELINES[method])
     assert [scores[group]["clusters"] for group in GROUPS] == [129, 25, 66, 38, 163]
     for group, expected in zip(GROUPS, PUBLISHED[method], strict=True):
         found = [scores[group][name] for name in ("completeness", "hallucination", "f_10")]
@@ -64,14 +65,14 @@ def test_roughness_tells_vegetation_from_surfaces_as_the_fixed_clusters_do(kitti
     scan = DATA / "kitti_raw_0051/velodyne_points/data/0000000000.bin"
     points = np.fromfile(scan, np.float32).reshape(-1, 4)[:, :3]
     for j, index in enumerate(np.split(frame["index"], frame["offset"][1:-1])):
-        found = evaluate.roughness(points[index], frame["ring"][index])
+        found = rings.roughness(points[index], frame["ring"][index])
         assert found == pytest.approx(frame["roughness"][j], abs=1e-4)
 
 
 @real_scans
 def test_objects_are_found_in_scans_that_come_without_clusters():
-    cases = evaluate.found_cases(DATA / "kitti_raw_0051", frames=1)
-    scores = evaluate.score_rings(cases, evaluate.RING_BASELINES["range-interpolation"])
+    cases = rings.found_cases(DATA / "kitti_raw_0051", frames=1)
+    scores = rings.score_rings(cases, rings.RING_BASELINES["range-interpolation"])
     assert scores["surface"]["clusters"] >= 15 and scores["vegetation"]["clusters"] >= 15
     # on other clusters of the same drive the score is much the same
     assert scores["surface"]["f_10"] == pytest.approx(0.726, abs=0.1)
@@ -80,14 +81,14 @@ def test_objects_are_found_in_scans_that_come_without_clusters():
 def test_scans_without_rings_are_refused_by_name(tmp_path):
     np.save(tmp_path / "cloud.npy", np.random.default_rng(0).normal(size=(500, 3)))
     with pytest.raises(ValueError, match="cloud has no ring numbers"):
-        evaluate.found_cases(tmp_path)
+        rings.found_cases(tmp_path)
 
 
 @real_shapes
 def test_midpoint_on_pugan_scores_as_published_within_two_percent():
-    shapes = pugan.load_shapes(DATA / "pugan_test")
-    methods = {"midpoint": evaluate.SHAPE_BASELINES["midpoint"]}
-    mean = evaluate.evaluate_shapes(shapes, methods)[-1]
+    found = pugan.load_shapes(DATA / "pugan_test")
+    methods = {"midpoint": shapes.SHAPE_BASELINES["midpoint"]}
+    mean = shapes.evaluate_shapes(found, methods)[-1]
     assert mean["shape"] == "mean of 27"
     found = [1e3 * mean[name] for name in ("cd", "hd", "hd_sum", "p2f")]
     assert found == pytest.approx([0.238, 1.288, 2.110, 2.034], rel=0.02)
@@ -95,11 +96,11 @@ def test_midpoint_on_pugan_scores_as_published_within_two_percent():
 
 def test_simulated_objects_know_their_true_surface():
     pytest.importorskip("open3d")
-    cases = evaluate.simulated_cases(frames=1)
+    cases = rings.simulated_cases(frames=1)
     assert len(cases) >= 10
-    scores = evaluate.score_rings(cases, lambda case: case.full)["surface"]
+    scores = rings.score_rings(cases, lambda case: case.full)["surface"]
     assert 0.003 < scores["surface_error"] < 0.02  # the sensor's 2 cm noise, across the surface
-    moved = evaluate.score_rings(cases, lambda case: case.full + [0, 0, 1.0])["surface"]
+    moved = rings.score_rings(cases, lambda case: case.full + [0, 0, 1.0])["surface"]
     assert moved["surface_error"] > 0.1
 
 
@@ -120,10 +121,10 @@ def shape_folder(tmp_path):
 def test_ratios_without_published_truth_are_scored_against_the_mesh(shape_folder, monkeypatch):
     pytest.importorskip("open3d")
     monkeypatch.setenv("XDG_CACHE_HOME", str(shape_folder / "cache"))
-    shapes = pugan.load_shapes(shape_folder, size=64)
-    rows = evaluate.evaluate_shapes(shapes, evaluate.SHAPE_BASELINES, ratio=4)
+    found = pugan.load_shapes(shape_folder, size=64)
+    rows = shapes.evaluate_shapes(found, shapes.SHAPE_BASELINES, ratio=4)
     assert {row["shape"] for row in rows} == {"cube", "blob", "mean of 2"}
-    rows = evaluate.evaluate_shapes(shapes, evaluate.SHAPE_BASELINES, ratio=2.5)
+    rows = shapes.evaluate_shapes(found, shapes.SHAPE_BASELINES, ratio=2.5)
     assert {row["shape"] for row in rows} == {"cube", "mean of 1"}
     assert len(list((shape_folder / "cache").rglob("cube_*_160.npy"))) == 1
 
@@ -142,14 +143,14 @@ def test_inputs_larger_than_published_are_sampled_from_meshes(shape_folder, monk
 def test_noise_is_given_in_radii_of_the_shape():
     cloud = 50 * np.random.default_rng(0).normal(size=(20000, 3))
     radius = np.linalg.norm(cloud - cloud.mean(axis=0), axis=1).max()
-    moved = evaluate.add_noise(cloud, 0.02) - cloud
+    moved = shapes.add_noise(cloud, 0.02) - cloud
     assert moved.std() == pytest.approx(0.02 * radius, rel=0.02)
 
 
 def test_results_are_written_unscaled_as_csv_and_json(tmp_path):
     rows = [{"method": "nothing", "cd": 0.00025, "p2f": float("nan")}]
-    evaluate.write_rows(tmp_path / "a.csv", rows)
-    evaluate.write_rows(tmp_path / "a.json", rows)
+    tables.write_rows(tmp_path / "a.csv", rows)
+    tables.write_rows(tmp_path / "a.json", rows)
     with open(tmp_path / "a.csv") as file:
         assert next(csv.DictReader(file))["cd"] == "0.00025"
     assert json.loads((tmp_path / "a.json").read_text())[0] == {
@@ -157,14 +158,14 @@ def test_results_are_written_unscaled_as_csv_and_json(tmp_path):
         "cd": 0.00025,
         "p2f": None,
     }
-    assert "0.250" in evaluate.format_table(rows)
+    assert "0.250" in tables.format_table(rows)
     with pytest.raises(ValueError, match="csv or .json"):
-        evaluate.write_rows(tmp_path / "a.txt", rows)
+        tables.write_rows(tmp_path / "a.txt", rows)
 
 
 def test_each_ablation_run_differs_from_the_full_model_in_what_it_is_named_for():
     config = TrainConfig(preset="paper", out="runs/x", batch=64, warmup=500)
-    runs = evaluate.ablation_runs(config, patches=6400)
+    runs = ablation.ablation_runs(config, patches=6400)
     full = flatten(runs["full model"]) | flatten(runs["full model"].network)
     assert full["steps"] == 100 and full["warmup"] == 10
     changed = {}

@@ -26,7 +26,7 @@ def untrained(tmp_path_factory) -> dict[str, Path]:
     from apusmog_core.model import ApuSmog
 
     folder = tmp_path_factory.mktemp("weights")
-    files = {name: folder / f"{name}.pt" for name in ("default", "fast")}
+    files = {name: folder / f"{name}.pt" for name in ("shape", "lidar")}
     for name, file in files.items():
         weights.save(ApuSmog(PRESETS[name]), file, card={})
     return files
@@ -50,18 +50,19 @@ def test_upsample_file_writes_the_exact_number_of_points(tmp_path, untrained):
     points = np.random.default_rng(0).normal(size=(200, 3))
     np.savetxt(sparse, points / np.linalg.norm(points, axis=1, keepdims=True))
     out = tmp_path / "dense.ply"
-    options = ["--ratio", 4.93, "--weights", untrained["default"]]
+    options = ["--ratio", 4.93, "--weights", untrained["shape"]]
     assert "200 -> 986 points" in run(EXAMPLES / "upsample_file.py", sparse, out, *options)
     assert len(read_points(out).points) == 986
 
 
 def test_pipeline_on_kitti_makes_every_scan_of_a_drive_dense(tmp_path, untrained):
     pytest.importorskip("open3d", reason="open3d, which simulates the drive, is not installed")
-    from apusmog_core.simulate import Sensor, drive, write_kitti
+    from apusmog_core.simulate.sensor import Sensor
+    from apusmog_core.simulate.street import drive, write_kitti
 
     write_kitti(drive(2, sensor=Sensor.named("VLP-16")), tmp_path / "street")
     script = EXAMPLES / "pipeline_on_kitti.py"
-    options = ["--weights", untrained["fast"], "--out", tmp_path / "dense"]
+    options = ["--weights", untrained["lidar"], "--out", tmp_path / "dense"]
     text = run(script, tmp_path / "street", *options)
     counts = re.findall(r"(\d+) -> (\d+) object points", text)
     assert len(counts) == 2

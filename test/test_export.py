@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from apusmog_core import cli, export, weights
-from apusmog_core.config import PRESETS, ModelConfig, from_dict
+from apusmog_core.config import PRESETS, ModelConfig
 from apusmog_core.model import ApuSmog
+from apusmog_core.settings import from_dict
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -30,8 +31,8 @@ def shaken(config: ModelConfig, path) -> ApuSmog:
 @pytest.mark.parametrize(
     "config",
     [
-        pytest.param(PRESETS["fast"], id="fast"),
-        pytest.param(replace(PRESETS["default"], width=32, decoder_layers=1), id="default"),
+        pytest.param(PRESETS["lidar"], id="lidar"),
+        pytest.param(replace(PRESETS["shape"], width=32, decoder_layers=1), id="shape"),
     ],
 )
 def test_onnx_runtime_gives_the_same_points_for_any_size_and_query_count(config, tmp_path, capsys):
@@ -56,6 +57,6 @@ def test_onnx_runtime_gives_the_same_points_for_any_size_and_query_count(config,
 
 
 def test_a_file_that_is_not_onnx_by_name_is_refused(tmp_path, capsys):
-    shaken(PRESETS["fast"], tmp_path / "weights.pt")
+    shaken(PRESETS["lidar"], tmp_path / "weights.pt")
     assert cli.main(["export", str(tmp_path / "weights.pt"), "--onnx", str(tmp_path / "a.pt")]) == 2
     assert "a.pt: ONNX files end in .onnx" in capsys.readouterr().err

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from apusmog_core import cli, figures
-from apusmog_core.metrics import nearest
+from apusmog_core.evaluation.metrics import nearest
+from tools import figures
 
 image = pytest.importorskip("matplotlib.image")
 o3d = pytest.importorskip("open3d")
@@ -29,7 +29,7 @@ def test_the_command_draws_every_picture_with_the_shipped_weights(
 ):
     monkeypatch.setattr(figures, "RATIOS", (1.5, 2.0))
     monkeypatch.setattr(figures, "SHAPE_POINTS", 300)
-    assert cli.main(["figures", str(tmp_path / "docs"), "--mesh", str(box)]) == 0
+    assert figures.main([str(tmp_path / "docs"), "--mesh", str(box)]) == 0
     written = capsys.readouterr().out.split()
     assert written == [
         str(tmp_path / "docs" / f"{name}.png") for name in ("before_after", "ratios", "mixture")
@@ -62,12 +62,12 @@ def test_the_knot_is_closed_and_has_nothing_inside():
 @pytest.mark.parametrize(
     "options, reason",
     [
-        (["--weights", "default"], "default.*'sensor'.*try 'fast'"),
-        (["--surface-weights", "fast"], "fast.*'canonical'.*try 'default'"),
+        (["--weights", "shape"], "shape.*'sensor'.*try 'lidar'"),
+        (["--surface-weights", "lidar"], "lidar.*'canonical'.*try 'shape'"),
         (["--mesh", "missing.ply"], "missing.ply: no triangles"),
     ],
 )
 def test_a_wrong_argument_is_named_before_anything_is_drawn(tmp_path, capsys, options, reason):
-    assert cli.main(["figures", str(tmp_path / "docs"), *options]) == 2
+    assert figures.main([str(tmp_path / "docs"), *options]) == 2
     assert re.search(reason, capsys.readouterr().err)
     assert not (tmp_path / "docs").exists()

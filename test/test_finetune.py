@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from apusmog_core import cli, finetune, weights
+from apusmog_core import cli, weights
 from apusmog_core.config import PRESETS
-from apusmog_core.data.scans import PROBE_REACH, PROBES
 from apusmog_core.model import ApuSmog
-from apusmog_core.rays import ray_grid
+from apusmog_core.sensor.grid import ray_grid
+from apusmog_core.training import finetune
+from apusmog_core.training.ray_samples import PROBE_REACH, PROBES
 
 STEP, GAP = np.radians(0.2), np.radians(0.8)  # of the sensor that sees the wall
 
@@ -74,7 +75,8 @@ def test_every_anchor_has_probes_within_reach():
 def drive(tmp_path_factory):
     pytest.importorskip("open3d", reason="the simulator needs open3d")
     pytest.importorskip("tensorboard", reason="training logs to tensorboard")
-    from apusmog_core.simulate import Sensor, drive, write_kitti
+    from apusmog_core.simulate.sensor import Sensor
+    from apusmog_core.simulate.street import drive, write_kitti
 
     folder = tmp_path_factory.mktemp("drive")
     write_kitti(drive(2, seed=3, sensor=Sensor.named("VLP-32C")), folder)
@@ -86,7 +88,7 @@ def drive(tmp_path_factory):
 @pytest.fixture
 def start(tmp_path):
     torch.manual_seed(0)
-    weights.save(ApuSmog(PRESETS["fast"]), tmp_path / "start.pt", {"preset": "fast"})
+    weights.save(ApuSmog(PRESETS["lidar"]), tmp_path / "start.pt", {"preset": "lidar"})
     return tmp_path / "start.pt"
 
 
@@ -106,7 +108,7 @@ def test_worse_weights_are_refused_until_forced(drive, start, tmp_path, capsys):
     assert out.read_bytes() == before
     assert run(drive, start, out, "--rate", "3", "--force") == 0
     card = weights.read(out)["card"]
-    assert card["preset"] == "fast" and card["finetuned_from"] == str(start)
+    assert card["preset"] == "lidar" and card["finetuned_from"] == str(start)
     assert card["held_out_f10_after"] < card["held_out_f10_before"]
 
 
@@ -122,7 +124,7 @@ def test_weights_that_are_no_worse_are_written(drive, start, tmp_path, monkeypat
 
 @pytest.mark.parametrize("domain, complaint", [("canonical", "do not see rays"), ("sensor", "two")])
 def test_what_cannot_be_tuned_is_refused_in_one_line(domain, complaint, tmp_path, capsys):
-    preset = "default" if domain == "canonical" else "fast"
+    preset = "shape" if domain == "canonical" else "lidar"
     weights.save(ApuSmog(PRESETS[preset]), tmp_path / "start.pt", {})
     seen = wall()
     np.c_[seen.points, seen.ring].astype(np.float32).tofile(tmp_path / "one.bin")

@@ -84,7 +84,7 @@ def test_node_and_replay_start_a_dense_cloud_arrives_and_ctrl_c_ends_all(ros, la
         np.column_stack([points, points[:, :1]]).tofile(tmp_path / "scans" / f"{number}.bin")
     dense = ros.listen(PointCloud2, "/left/upsampler/dense")
     running = launch(
-        topic="lidar", ratio=6, weights="fast", bag=tmp_path / "scans", loop=True, namespace="left"
+        topic="lidar", ratio=6, weights="lidar", bag=tmp_path / "scans", loop=True, namespace="left"
     )
     cloud = wait_until(lambda: dense and dense[0], "a dense cloud", 60)
     assert cloud.width > 0 and cloud.header.frame_id == "velo_link"

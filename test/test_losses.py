@@ -8,7 +8,8 @@ import torch
 
 from apusmog_core.config import PRESETS, TrainConfig
 from apusmog_core.geometry import nearest_in_batch
-from apusmog_core.losses import (
+from apusmog_core.model import ApuSmog, Mixture
+from apusmog_core.model.losses import (
     augmented_chamfer,
     chamfer,
     drift,
@@ -17,8 +18,7 @@ from apusmog_core.losses import (
     projection_loss,
     surface_loss,
 )
-from apusmog_core.model import ApuSmog, Mixture
-from apusmog_core.rays import own_density
+from apusmog_core.sensor.lattice import own_density
 
 ALPHA = 50.0  # milder than the paper's, so that all four neighbours count
 
@@ -96,7 +96,7 @@ def test_far_apart_clouds_keep_a_finite_gradient(clouds):
 
 def test_the_total_is_the_weighted_sum_of_its_parts():
     torch.manual_seed(0)
-    network = ApuSmog(PRESETS["default"])
+    network = ApuSmog(PRESETS["shape"])
     points = torch.randn(1, 24, 3)
     batch = {
         "points": points,

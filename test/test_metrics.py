@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from apusmog_core import baselines, metrics
+from apusmog_core.evaluation import baselines, metrics
 
 
 def brute_distances(a, b):

@@ -14,7 +14,7 @@ RATIOS = (0.5, 1, 1.5, 1.98, 2.34, 3.45, 4, 4.93, 7.72, 9.51, 18.11, 22.86)
 SMALL = {"width": 16, "neighbours": 6, "encoder_hidden": 16, "decoder_hidden": 16}
 
 
-def small(preset="default", **changes) -> ApuSmog:
+def small(preset="shape", **changes) -> ApuSmog:
     torch.manual_seed(0)
     values = {**vars(PRESETS[preset]), **SMALL, **changes}
     network = ApuSmog(ModelConfig(**values))
@@ -101,7 +101,7 @@ def test_output_is_equivariant_to_the_order_of_the_input(preset, cloud, noise):
     assert torch.allclose(shuffled.fine, wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize("preset", ["paper", "default"])
+@pytest.mark.parametrize("preset", ["paper", "shape"])
 def test_output_is_equivariant_to_translation_and_scale(preset, cloud, noise):
     network = small(preset)
     direct, _ = run(network, cloud, noise)
@@ -129,7 +129,7 @@ def test_degenerate_patches_give_finite_results(preset, shape, cloud):
 
 
 def test_an_output_point_does_not_depend_on_how_many_are_asked_for(cloud, noise):
-    network = small("default", refinements=0)
+    network = small("shape", refinements=0)
     three, _ = run(network, cloud, noise)
     one, _ = run(network, cloud, noise[:, :, :1])
     assert torch.allclose(three.coarse.unflatten(1, (40, 3))[:, :, 0], one.coarse, atol=1e-5)
@@ -145,14 +145,14 @@ def test_every_switch_of_the_configuration_runs(cloud, noise):
         {"refinements": 2, "refine_neighbours": 5},
         {"encoder_layers": 0},
     ):
-        out, _ = run(small("default", **changes), cloud, noise)
+        out, _ = run(small("shape", **changes), cloud, noise)
         assert out.fine.shape == (2, 120, 3) and torch.isfinite(out.fine).all(), changes
-    out, mixture = run(small("default", component_share=0.25), cloud, noise[:, :10])
+    out, mixture = run(small("shape", component_share=0.25), cloud, noise[:, :10])
     assert mixture.mean.shape[1] == 10 and out.fine.shape == (2, 30, 3)
 
 
 def test_autocast_gives_nearly_the_same_points(cloud, noise):
-    network = small("default")
+    network = small("shape")
     exact, _ = run(network, cloud, noise)
     with torch.autocast("cpu", torch.bfloat16):
         rough, _ = run(network, cloud, noise)

@@ -31,8 +31,9 @@ from test_cloud import legal_cloud, malformed_cloud  # noqa: E402
 from visualization_msgs.msg import Marker, MarkerArray  # noqa: E402
 
 from apusmog_core import weights  # noqa: E402
-from apusmog_core.config import PRESETS, NodeConfig, from_dict, settings  # noqa: E402
+from apusmog_core.config import PRESETS, NodeConfig
 from apusmog_core.model import ApuSmog  # noqa: E402
+from apusmog_core.settings import from_dict, settings  # noqa: E402
 from apusmog_ros import cloud, parameters  # noqa: E402
 from apusmog_ros.upsample_node import UpsampleNode, main  # noqa: E402
 
@@ -264,7 +265,7 @@ def test_other_weights_load_in_the_background_and_are_swapped_in(ros, tmp_path):
     under_test = Harness(ros)
     dense = under_test.listen("dense")
     before = under_test.ask(dense, scan(street(1), 0))
-    other = ApuSmog(PRESETS["fast"])
+    other = ApuSmog(PRESETS["lidar"])
     for values in other.parameters():
         torch.nn.init.normal_(values, std=0.3)
     weights.save(other, tmp_path / "other.pt", {})
@@ -279,7 +280,7 @@ def test_weights_that_do_not_load_leave_the_old_ones_running(ros, tmp_path):
     under_test = Harness(ros)
     (tmp_path / "broken.pt").write_bytes(b"not a checkpoint")
     under_test.set(weights=str(tmp_path / "broken.pt"))
-    wait_until(lambda: under_test.get("weights") == ["fast"], "the parameter to be set back")
+    wait_until(lambda: under_test.get("weights") == ["lidar"], "the parameter to be set back")
     assert under_test.ask(under_test.listen("dense"), scan(street(1))).width > 0
 
 

@@ -7,7 +7,7 @@ from scipy.spatial import cKDTree
 
 from apusmog_core import cli
 from apusmog_core.geometry import farthest
-from apusmog_core.noise import (
+from apusmog_core.surface.denoise import (
     BANDWIDTHS,
     LARGEST_MOVE,
     all_normals,
@@ -121,9 +121,9 @@ def test_twins_are_cleaned_alike():
 
 def test_without_a_cleaner_clouds_are_upsampled_as_they_are():
     points = noisy(sphere(1024), 0.4)
-    upsampler = Upsampler.load("default", "cpu")
+    upsampler = Upsampler.load("shape", "cpu")
     cleaned = upsampler.upsample(points, 2)
-    upsampler.cleaner = None
+    upsampler.way.denoiser = None
     assert off_sphere(cleaned) < 0.85 * off_sphere(upsampler.upsample(points, 2))
 
 
@@ -150,7 +150,7 @@ def test_turned_scaled_and_shifted_clouds_are_cleaned_alike():
 def test_long_clouds_are_cleaned_piece_by_piece(monkeypatch):
     points = noisy(sphere(1024), 0.3)
     whole, _ = clean(points)
-    monkeypatch.setattr("apusmog_core.noise.CHUNK", 300)
+    monkeypatch.setattr("apusmog_core.surface.denoise.CHUNK", 300)
     np.testing.assert_allclose(clean(points)[0], whole, atol=1e-9)
 
 
@@ -167,9 +167,9 @@ def test_fits_of_what_faces_the_same_way_do_not_cut_a_corner():
 
 def test_a_cleaner_is_trained_on_any_meshes(tmp_path, monkeypatch, capsys):
     o3d = pytest.importorskip("open3d", reason="open3d makes the training data")
-    monkeypatch.setattr("apusmog_core.train_noise.LEVEL_STEPS", 300)
-    monkeypatch.setattr("apusmog_core.train_noise.TRUST_STEPS", 300)
-    monkeypatch.setattr("apusmog_core.train_noise.PASSES", 2)
+    monkeypatch.setattr("apusmog_core.training.denoiser.LEVEL_STEPS", 300)
+    monkeypatch.setattr("apusmog_core.training.denoiser.TRUST_STEPS", 300)
+    monkeypatch.setattr("apusmog_core.training.denoiser.PASSES", 2)
     (tmp_path / "meshes").mkdir()
     for name in ("box", "cylinder", "sphere", "torus"):
         mesh = getattr(o3d.geometry.TriangleMesh, f"create_{name}")()

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from apusmog_core.config import PipelineConfig, with_values
+from apusmog_core.config import PipelineConfig
+from apusmog_core.dense import Dense
 from apusmog_core.pipeline import ScanPipeline, apportion, visible_area
+from apusmog_core.settings import with_values
 
 
 class Interpolator:
@@ -18,15 +20,16 @@ class Interpolator:
     seed = 0
     pause = 0.0  # seconds for each new point
 
-    def upsample_many(self, clouds, ratio, keep_input=False, origin=None):
+    def upsample_to(self, clouds, counts, keep_measured=False, origin=None):
         self.sizes = [len(cloud) for cloud in clouds]
-        return [self._one(c, round(r * len(c)), keep_input) for c, r in zip(clouds, ratio)]  # noqa: B905
+        pairs = zip(clouds, counts, strict=True)
+        return [Dense.measured(self._one(c, n, keep_measured)) for c, n in pairs]
 
-    def _one(self, cloud, count, keep_input):
+    def _one(self, cloud, count, keep_measured):
         if count < len(cloud):
             return cloud[:count]
         rng = np.random.default_rng(self.seed)
-        new = count - len(cloud) if keep_input else count
+        new = count - len(cloud) if keep_measured else count
         first, second = cloud[rng.integers(0, len(cloud), (2, new))]
         time.sleep(self.pause * new)
         return np.concatenate([cloud[: count - new], 0.7 * first + 0.3 * second])
@@ -101,7 +104,7 @@ def test_two_steps_are_the_same_as_one():
     first = whole.process(scan(), ratio=2)
     second = parts.densify(parts.segment(scan()), ratio=2)
     np.testing.assert_array_equal(first.points, second.points)
-    assert {"filter", "ground", "cluster", "upsample", "intensity", "total"} <= set(first.timings)
+    assert {"filter", "ground", "cluster", "upsample", "source", "total"} <= set(first.timings)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,7 @@ def test_a_scan_without_objects_gives_an_empty_dense_scan(points):
 def test_points_that_are_not_finite_are_dropped_and_counted():
     points = np.concatenate([scan(), [[np.nan, 0, 0], [0, np.inf, 0]]])
     dense = pipeline().process(points, np.ones(len(points)), ratio=2)
-    assert dense.segments.dropped == 2 and selected(dense) == sum(SIZES)
+    assert dense.segments.not_finite == 2 and selected(dense) == sum(SIZES)
 
 
 def test_points_out_of_range_stay_in_the_scene_but_form_no_object():

@@ -4,15 +4,13 @@
 import numpy as np
 import pytest
 
-from apusmog_core.rays import (
-    RayGrid,
+from apusmog_core.sensor.grid import RayGrid, ray_neighbours, scan_grids
+from apusmog_core.sensor.lattice import (
     best_of_each,
     confidence,
     lattice,
     lattice_rays,
-    ray_neighbours,
     ring_gaps,
-    scan_grids,
     seen_elevations,
 )
 
@@ -49,7 +47,7 @@ def test_the_grid_finds_the_steps_of_the_sensor_and_inverts():
 def test_a_new_ray_lies_midway_between_the_columns_of_two_rings():
     _, local, gaps = seen(wall(shift=0.3))
     levels = np.tile((1, 2), (len(local), 1))
-    anchors, rays, tier = next(lattice_rays(gaps, levels, keep_input=True))
+    anchors, rays, tier = next(lattice_rays(gaps, levels, keep_measured=True))
     inner = anchors[(anchors >= 2) & (anchors < 28)]  # of the lowest ring
     assert np.allclose(rays[inner, 0], (0.15, 0.5), atol=0.03)
     assert (tier[inner, 0] == 0).all()
@@ -57,7 +55,7 @@ def test_a_new_ray_lies_midway_between_the_columns_of_two_rings():
 
 def test_rays_leave_upwards_from_every_point_and_downwards_from_the_lowest_ring():
     _, local, gaps = seen(wall(rings=3))
-    up, down = lattice_rays(gaps, np.tile((1, 3), (len(local), 1)), keep_input=True)
+    up, down = lattice_rays(gaps, np.tile((1, 3), (len(local), 1)), keep_measured=True)
     assert len(up[0]) == 90 and set(down[0]) == set(range(30))
     assert (up[1][..., 1] >= 0).all() and (down[1][..., 1] < 0).all()
 

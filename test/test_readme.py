@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apusmog_core import cli, readme
-from apusmog_core.config import NodeConfig, settings
+from apusmog_core import cli
+from apusmog_core.config import NodeConfig
 from apusmog_core.data import write_points
+from apusmog_core.settings import settings
+from tools import readme
 
 ROOT = Path(__file__).parents[1]
 TEXT = readme.README.read_text(encoding="utf-8")
@@ -27,7 +29,7 @@ def commands(program: str) -> list[list[str]]:
 
 
 def test_the_table_of_parameters_is_up_to_date():
-    assert readme.with_table(TEXT) == TEXT, "run: python -m apusmog_core.readme"
+    assert readme.with_table(TEXT) == TEXT, "run: python -m tools.readme"
 
 
 def test_a_readme_without_the_markers_is_refused():

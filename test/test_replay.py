@@ -15,8 +15,8 @@ from rclpy.parameter import Parameter  # noqa: E402
 from rosgraph_msgs.msg import Clock  # noqa: E402
 from sensor_msgs.msg import PointCloud2  # noqa: E402
 
-from apusmog_core.data import KittiDrive, open_scans  # noqa: E402
-from apusmog_ros import bag, cloud, transport  # noqa: E402
+from apusmog_core.data import KittiDrive, bag_writer, open_scans  # noqa: E402
+from apusmog_ros import cloud, transport  # noqa: E402
 from apusmog_ros.replay_node import ReplayNode, main  # noqa: E402
 from apusmog_ros.running import child  # noqa: E402
 
@@ -43,11 +43,11 @@ def replay(ros, path, **values):
     return ros.spin(ReplayNode(parameter_overrides=given, **ros.options))
 
 
-@pytest.mark.parametrize("format", bag.FORMATS)
+@pytest.mark.parametrize("format", bag_writer.FORMATS)
 def test_a_bag_holds_scans_stamps_and_poses_under_the_usual_names(drive, tmp_path, format):
     from rosbags.highlevel import AnyReader
 
-    assert bag.convert(drive, tmp_path / "bag", format) == 10
+    assert bag_writer.convert(drive, tmp_path / "bag", format) == 10
     with AnyReader([tmp_path / "bag"]) as reader:
         topics = {c.topic: (c.msgtype, c.msgcount) for c in reader.connections}
         assert topics == {
@@ -74,11 +74,11 @@ def test_a_bag_is_never_overwritten_and_a_truncated_scan_is_left_out(drive, tmp_
     broken = sorted((drive / "velodyne_points" / "data").glob("*.bin"))[3]
     broken.write_bytes(broken.read_bytes()[:-7])
     with pytest.warns(UserWarning, match=broken.name):
-        assert bag.convert(drive, tmp_path / "bag") == 9
+        assert bag_writer.convert(drive, tmp_path / "bag") == 9
     with pytest.raises(ValueError, match="exists already"):
-        bag.convert(drive, tmp_path / "bag")
+        bag_writer.convert(drive, tmp_path / "bag")
     with pytest.raises(ValueError, match="csv"):
-        bag.convert(drive, tmp_path / "other", "csv")
+        bag_writer.convert(drive, tmp_path / "other", "csv")
 
 
 @pytest.mark.parametrize("source", ["drive", "mcap", "sqlite3"])
@@ -86,7 +86,7 @@ def test_replay_gives_back_the_same_points_to_the_bit(ros, drive, tmp_path, sour
     path = drive
     if source != "drive":
         path = tmp_path / "bag"
-        bag.convert(drive, path, source)
+        bag_writer.convert(drive, path, source)
     heard = ros.listen(PointCloud2, "points")
     node = replay(ros, path, rate=5, wait=True)
     wait_until(lambda: node.done.done() and len(heard) == 10, "ten scans and the end")
@@ -102,7 +102,7 @@ def _recorded(drive):
 
 
 def test_replay_of_a_real_drive_gives_back_its_points(ros, kitti, tmp_path):
-    bag.convert(kitti, tmp_path / "bag")
+    bag_writer.convert(kitti, tmp_path / "bag")
     heard = ros.listen(PointCloud2, "points")
     node = replay(ros, tmp_path / "bag", rate=4.0, wait=True)
     wait_until(lambda: node.done.done() and len(heard) == 20, "twenty scans and the end")

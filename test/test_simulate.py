@@ -8,8 +8,9 @@ import pytest
 
 pytest.importorskip("open3d")
 
-from apusmog_core import shapes, simulate  # noqa: E402
-from apusmog_core.simulate import BEAMS, Placed, Scene, Sensor, scan, visible_surface  # noqa: E402
+from apusmog_core import simulate  # noqa: E402
+from apusmog_core.simulate import objects, shapes  # noqa: E402
+from apusmog_core.simulate.sensor import BEAMS, Placed, Scene, Sensor, scan, visible_surface  # noqa: E402
 
 ROAD = Path(__file__).parents[2] / "shared" / "data" / "meshes" / "road"
 
@@ -49,11 +50,11 @@ def distance_to(mesh: shapes.Mesh, points: np.ndarray) -> np.ndarray:
     return caster.compute_distance(points.astype(np.float32)).numpy()
 
 
-@pytest.mark.parametrize("kind", shapes.BUILDERS)
+@pytest.mark.parametrize("kind", objects.BUILDERS)
 def test_a_built_in_shape_stands_on_the_ground_with_sane_dimensions(kind):
     least, most = SIZES[kind]
     for seed in range(20):
-        mesh = shapes.BUILDERS[kind](np.random.default_rng(seed))
+        mesh = objects.BUILDERS[kind](np.random.default_rng(seed))
         assert np.isfinite(mesh.vertices).all()
         assert mesh.triangles.max() < len(mesh.vertices)
         assert len(mesh.reflectivity) == len(mesh.triangles)
@@ -125,7 +126,7 @@ def test_nothing_comes_back_from_glass_and_less_from_dark_surfaces():
 
 @pytest.mark.parametrize("at", [(0.0, 0.0, 0.0), (2.0, -1.0, 2.5)])
 def test_the_visible_surface_is_denser_than_the_scan_and_on_the_mesh(at):
-    mesh = shapes.car(np.random.default_rng(0))
+    mesh = objects.car(np.random.default_rng(0))
     scene = Scene([Placed(mesh, "car", 12.0, 3.0, 0.7)])
     sensor = Sensor.named()
     turn = scan(scene, sensor, at=at)
@@ -154,8 +155,8 @@ def test_jitter_moves_each_ring_a_little():
 def test_things_of_a_street_do_not_overlap_even_when_they_move():
     for seed in range(3):
         scene = simulate.street(seed)
-        for objects in (scene.objects, [o.after(1.0) for o in scene.objects]):
-            prints = np.array([o.footprint for o in objects])  # (t, 2, 2)
+        for placed in (scene.objects, [o.after(1.0) for o in scene.objects]):
+            prints = np.array([o.footprint for o in placed])  # (t, 2, 2)
             apart = (prints[:, None, 0] >= prints[None, :, 1]).any(-1)
             clash = ~(apart | apart.T)
             np.fill_diagonal(clash, False)

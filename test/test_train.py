@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from apusmog_core.baselines import midpoint
+from apusmog_core.compute import keep_allocations
 from apusmog_core.config import PRESETS, DataConfig, ModelConfig, TrainConfig
-from apusmog_core.data import scans
-from apusmog_core.data.meshes import LidarPatches, MeshPatches, MixedPatches, augment
+from apusmog_core.evaluation.baselines import midpoint
 from apusmog_core.geometry import nearest_in_batch
-from apusmog_core.losses import chamfer, ray_loss, surface_loss
-from apusmog_core.machine import keep_allocations
 from apusmog_core.model import ApuSmog
-from apusmog_core.rays import wrap
-from apusmog_core.train import begin_from, learning_rate, train
+from apusmog_core.model.losses import chamfer, ray_loss, surface_loss
+from apusmog_core.sensor.grid import wrap
+from apusmog_core.training import ray_samples as scans
+from apusmog_core.training.loop import begin_from, learning_rate, train
+from apusmog_core.training.patches import LidarPatches, MeshPatches, MixedPatches, augment
 from apusmog_core.weights import load_network
 
 o3d = pytest.importorskip("open3d", reason="open3d makes the training data")
@@ -60,7 +60,7 @@ def same(a, b, **tolerance):
 def test_twenty_steps_are_ten_and_a_resume_and_ten_more(config, tmp_path, monkeypatch):
     whole = weights_of(train(config))
     halves = replace(config, out=str(tmp_path))
-    from apusmog_core import train as module
+    from apusmog_core.training import loop as module
 
     save, advance = module.Run.save, module.Run.advance
 
@@ -82,7 +82,7 @@ def test_two_processes_train_what_one_does(config, tmp_path):
     script = tmp_path / "run.py"
     both = replace(config, steps=6, out=str(tmp_path / "both"))
     script.write_text(
-        "from apusmog_core.config import *\nfrom apusmog_core.train import train\n"
+        "from apusmog_core.config import *\nfrom apusmog_core.training.loop import train\n"
         f"train({both!r})\n"
     )
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -98,7 +98,7 @@ def test_a_run_starts_from_given_weights_of_its_own_shape(config, tmp_path):
     assert same(weights_of(train(still, start_from=path)), weights_of(path), atol=1e-3)
     assert not same(weights_of(train(still)), weights_of(path), atol=1e-3)
     with pytest.raises(ValueError, match="another shape"):
-        train(still, start_from="default")
+        train(still, start_from="shape")
 
 
 def test_a_deeper_run_starts_with_the_answers_of_given_weights(config, tmp_path):
@@ -149,7 +149,7 @@ def test_overfitting_one_patch_beats_the_midpoints_four_times():
     sparse = surface(rng.uniform(-1, 1, (128, 2)))
     dense = surface(grid[rng.permutation(len(grid))[:512]])
     points, target = torch.from_numpy(sparse)[None], torch.from_numpy(dense)[None]
-    network = ApuSmog(PRESETS["default"])
+    network = ApuSmog(PRESETS["shape"])
     noise = torch.randn(1, 128, 4, 2)
     near = nearest_in_batch(points, network.config.neighbours)
     batch = {"points": points, "neighbours": near, "target": target, "noise": noise}
@@ -174,7 +174,7 @@ def test_overfitting_one_patch_beats_the_midpoints_four_times():
 def test_rays_are_learned_from_simulated_streets():
     torch.manual_seed(0)
     samples = scans.RaySamples.of(scans.street_samples(3))
-    network = ApuSmog(PRESETS["fast"])
+    network = ApuSmog(PRESETS["lidar"])
     optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
     rng = np.random.default_rng(0)
     history = []

@@ -8,17 +8,18 @@ import pytest
 import torch
 from scipy.spatial import cKDTree
 
-from apusmog_core import Upsampler, machine, upsampler
+from apusmog_core import Upsampler, compute
 from apusmog_core.config import PRESETS, ModelConfig
 from apusmog_core.geometry import farthest, geodesic_patches
 from apusmog_core.model import ApuSmog
+from apusmog_core.surface import choose
 from apusmog_core.weights import save, shipped
 
 RATIOS = (0.5, 1, 1.5, 1.98, 2.34, 3.45, 4, 4.93, 7.72, 9.51, 18.11, 22.86)
 EYE = (0.0, 0.0, 0.0)
 
 
-@pytest.fixture(scope="module", params=["default", "fast", "paper"])
+@pytest.fixture(scope="module", params=["shape", "lidar", "paper"])
 def up(request):
     """Small networks without training: what is tested here holds for any weights."""
     torch.manual_seed(0)
@@ -35,7 +36,7 @@ def ball(count: int, seed: int = 0) -> np.ndarray:
 def test_the_count_is_exactly_ratio_times_points(up, ratio):
     for count in (1, 5, 64):
         for keep in (False, True):
-            dense = up.upsample(ball(count), ratio, keep_input=keep, origin=EYE)
+            dense = up.upsample(ball(count), ratio, keep_measured=keep, origin=EYE)
             assert dense.shape == (round(ratio * count), 3) and dense.dtype == np.float32
             assert np.isfinite(dense).all()
 
@@ -48,7 +49,7 @@ def test_clouds_of_different_sizes_and_ratios_go_together(up):
 
 def test_measured_points_come_first_and_unchanged(up):
     points = ball(80).astype(np.float32)
-    dense = up.upsample(points, 3.3, keep_input=True, origin=EYE)
+    dense = up.upsample(points, 3.3, keep_measured=True, origin=EYE)
     assert np.array_equal(dense[:80], points)
     assert cKDTree(points).query(dense[80:])[0].max() > 0  # and the rest is new
 
@@ -180,9 +181,9 @@ def test_farthest_points_are_distinct_and_spread():
 
 def test_large_clouds_are_spread_out_in_blocks_to_the_exact_count(monkeypatch):
     points = np.random.default_rng(0).random((1500, 3))
-    whole = upsampler.spread_out(points, 333)
-    monkeypatch.setattr(upsampler, "BLOCK", 200)
-    blocks = upsampler.spread_out(points, 333)
+    whole = choose.spread_out(points, 333)
+    monkeypatch.setattr(choose, "BLOCK", 200)
+    blocks = choose.spread_out(points, 333)
     gaps = [cKDTree(points[i]).query(points[i], k=2)[0][:, 1].mean() for i in (whole, blocks)]
     assert len(np.unique(blocks)) == 333 and gaps[1] > 0.85 * gaps[0]
 
@@ -191,14 +192,14 @@ def test_relaxed_points_are_more_even_and_nearer_to_the_surface():
     rng = np.random.default_rng(0)
     noisy = rng.random((3000, 3)) * [1, 1, 0] + [0, 0, 1] * rng.normal(0, 0.01, (3000, 1))
     chosen = noisy[farthest(noisy, 300)]
-    calm = upsampler.relax(chosen, noisy, chosen[:0])
+    calm = choose.relax(chosen, noisy, chosen[:0])
     assert np.abs(calm[:, 2]).mean() < 0.6 * np.abs(chosen[:, 2]).mean()
     farthest_hole = [cKDTree(c).query(noisy)[0].mean() for c in (chosen, calm)]
     assert farthest_hole[1] < farthest_hole[0]
 
 
 def test_several_threads_give_the_cloud_of_one_and_leave_torch_as_it_was():
-    up = Upsampler(ApuSmog(ModelConfig(**{**vars(PRESETS["fast"]), "width": 16})))
+    up = Upsampler(ApuSmog(ModelConfig(**{**vars(PRESETS["lidar"]), "width": 16})))
     clouds = [ball(700, seed) for seed in range(5)]
     before, results, later = torch.get_num_threads(), [], []
     try:
@@ -218,12 +219,12 @@ def test_several_threads_give_the_cloud_of_one_and_leave_torch_as_it_was():
 def test_relaxing_leaves_fixed_points_and_duplicates_alone():
     points = np.random.default_rng(0).random((50, 3))
     twice = np.concatenate((points[:5], points[:5]))
-    assert np.isfinite(upsampler.relax(twice, points, points[:0])).all()
-    assert np.allclose(upsampler.relax(points[:5], points[:5], points[5:]), points[:5])
+    assert np.isfinite(choose.relax(twice, points, points[:0])).all()
+    assert np.allclose(choose.relax(points[:5], points[:5], points[5:]), points[:5])
 
 
 def test_work_is_cut_into_parts_of_about_the_same_size():
     sizes = np.array([5000, 100, 200, 2500, 2400])
-    parts = machine.even_parts(sizes, 2)
+    parts = compute.even_parts(sizes, 2)
     assert [int(sizes[p].sum()) for p in parts] == [5100, 5100]
-    assert machine.even_parts(np.array([30, 40]), 8) == [slice(0, 2)]
+    assert compute.even_parts(np.array([30, 40]), 8) == [slice(0, 2)]

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from . import clouds, networks, scores, tools
+from . import clouds, networks, scores
 from .arguments import one_line, say
 
 COMMANDS = {  # name: its arguments, what it does, help
@@ -45,9 +45,6 @@ COMMANDS = {  # name: its arguments, what it does, help
     "bag": (clouds.add_bag, clouds.bag, "convert a KITTI drive to a rosbag2"),
     "export": (networks.add_export, networks.export, "export a network to ONNX"),
     "view": (clouds.add_view, clouds.view, "make a 3-D page of clouds, bags or folders"),
-    "demo": (tools.add_demo, tools.demo, "run the whole pipeline and show what comes out"),
-    "figures": (tools.add_figures, tools.figures, "draw the pictures of the documentation"),
-    "bench": (tools.add_bench, tools.bench, "measure speed and memory, or compare two runs"),
 }
 
 

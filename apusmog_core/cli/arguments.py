@@ -33,7 +33,7 @@ def count(text: str) -> int:
     return value
 
 
-def add_network(parser: argparse.ArgumentParser, weights: str = "default") -> None:
+def add_network(parser: argparse.ArgumentParser, weights: str = "shape") -> None:
     parser.add_argument(
         "--weights", default=weights, metavar="W", help="a shipped name or a file (%(default)s)"
     )

@@ -24,7 +24,7 @@ def add_upsample(parser: argparse.ArgumentParser) -> None:
         help="output points for each input point, any real number (%(default)g)",
     )
     parser.add_argument(
-        "--keep-input",
+        "--keep-measured",
         action="store_true",
         help="the measured points come first, new ones go where they are missing",
     )
@@ -49,7 +49,7 @@ def upsample(args: argparse.Namespace) -> int:
             say(f"skipped {one_line(error)}")  # one bad file must not stop a folder
             failed += 1
             continue
-        dense = up.upsample(scan.points, args.ratio, args.keep_input, args.origin)
+        dense = up.upsample(scan.points, args.ratio, args.keep_measured, args.origin)
         write_points(target, dense, _nearest_intensity(scan, dense))
         if len(pairs) == 1:
             left_out = f" ({scan.dropped} not finite left out)" if scan.dropped else ""
@@ -112,7 +112,7 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
 
 def mesh(args: argparse.Namespace) -> None:
     from apusmog_core.data import read_points
-    from apusmog_core.mesh import MESHES, reconstruct
+    from apusmog_core.surface.mesh import MESHES, reconstruct
 
     if args.output.suffix.lower() not in MESHES:
         raise ValueError(f"{args.output}: unknown kind of mesh; known: {', '.join(MESHES)}")
@@ -144,7 +144,8 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
 def simulate(args: argparse.Namespace) -> None:
     from tqdm import tqdm
 
-    from apusmog_core.simulate import Sensor, drive, write_kitti
+    from apusmog_core.simulate.sensor import Sensor
+    from apusmog_core.simulate.street import drive, write_kitti
 
     scans = drive(args.frames, args.seed, Sensor.named(args.sensor), args.meshes)
     count = write_kitti(tqdm(scans, total=args.frames, unit="scan", disable=None), args.output)
@@ -164,7 +165,7 @@ def add_bag(parser: argparse.ArgumentParser) -> None:
 
 
 def bag(args: argparse.Namespace) -> None:
-    from apusmog_ros.bag import convert
+    from apusmog_core.data.bag_writer import convert
 
     print(f"{args.output}: {convert(args.kitti, args.output, args.format)} scans")
 

@@ -40,11 +40,12 @@ def _assignment(text: str) -> tuple[str, object]:
 
 
 def train(args: argparse.Namespace) -> None:
-    from apusmog_core.config import TrainConfig, load_yaml, with_values
+    from apusmog_core.config import TrainConfig
+    from apusmog_core.settings import load_yaml, with_values
 
     config = load_yaml(TrainConfig, args.config)  # a mistake in it shows before PyTorch loads
     config = with_values(config, dict(map(_assignment, args.set)))
-    from apusmog_core.train import train
+    from apusmog_core.training.loop import train
 
     print(f"{train(config, resume=args.resume, start_from=args.start)}: written")
 
@@ -61,8 +62,8 @@ def add_train_cleaner(parser: argparse.ArgumentParser) -> None:
 
 
 def train_cleaner(args: argparse.Namespace) -> None:
-    from apusmog_core.noise import save_cleaner
-    from apusmog_core.train_noise import train_cleaner
+    from apusmog_core.surface.denoise import save_cleaner
+    from apusmog_core.training.denoiser import train_cleaner
 
     if args.out.is_dir():
         raise ValueError(f"{args.out}: a folder; name a file to write")
@@ -79,8 +80,8 @@ def add_smooth(parser: argparse.ArgumentParser) -> None:
 
 
 def smooth(args: argparse.Namespace) -> None:
-    from apusmog_core.data.meshes import find_meshes
-    from apusmog_core.mesh import smooth_copies
+    from apusmog_core.surface.mesh import smooth_copies
+    from apusmog_core.training.patches import find_meshes
 
     smooth_copies(find_meshes(args.meshes), args.output, args.seed)
     print(f"{args.output}: written")
@@ -93,7 +94,7 @@ def add_creatures(parser: argparse.ArgumentParser) -> None:
 
 
 def creatures(args: argparse.Namespace) -> None:
-    from apusmog_core.creatures import write_creatures
+    from apusmog_core.training.creatures import write_creatures
 
     write_creatures(args.output, args.count, args.seed)
     print(f"{args.output}: written")
@@ -129,7 +130,7 @@ def add_finetune(parser: argparse.ArgumentParser) -> None:
 
 
 def finetune(args: argparse.Namespace) -> int:
-    from apusmog_core.finetune import finetune
+    from apusmog_core.training.finetune import finetune
 
     keys = ("force", "steps", "rate", "frames", "device", "seed")
     options = {key: getattr(args, key) for key in keys}

@@ -63,15 +63,16 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="points of the input (2048)",
     )
-    _add_scored(parser, "default")
+    _add_scored(parser, "shape")
 
 
 def evaluate_shapes(args: argparse.Namespace) -> None:
-    from apusmog_core import evaluate
     from apusmog_core.data.pugan import load_shapes
+    from apusmog_core.evaluation.shapes import SHAPE_BASELINES
+    from apusmog_core.evaluation.shapes import evaluate_shapes as score_shapes
 
     _check_results(args.out)
-    methods = dict(evaluate.SHAPE_BASELINES)
+    methods = dict(SHAPE_BASELINES)
     if not args.baselines:
         up = load(args)
         methods[args.weights] = lambda points, ratio: up.upsample(points, ratio)
@@ -80,7 +81,7 @@ def evaluate_shapes(args: argparse.Namespace) -> None:
         shapes = load_shapes(args.folder, size)
         for by in args.ratio:
             for noise in args.noise:
-                scored = evaluate.evaluate_shapes(_progress(shapes), methods, by, noise, args.seed)
+                scored = score_shapes(_progress(shapes), methods, by, noise, args.seed)
                 rows += scored
                 print_table(scored)
     _write_results(args.out, rows)
@@ -127,26 +128,24 @@ def _add_rings(parser: argparse.ArgumentParser) -> None:
         metavar=("LEAST", "MOST"),
         help="measured points of an object that is scored (64 and more); not with --holdout",
     )
-    _add_scored(parser, "fast")
+    _add_scored(parser, "lidar")
 
 
 def evaluate_rings(args: argparse.Namespace) -> None:
-    from apusmog_core import evaluate
+    from apusmog_core.evaluation import rings
 
     _check_results(args.out)
     if (args.scans is None) == (args.simulate is None):
         raise ValueError("evaluate rings: give SCANS, or --simulate FRAMES")
     up = None if args.baselines else load(args)
-    points = args.points or evaluate.SCORED_POINTS
+    points = args.points or rings.SCORED_POINTS
     if args.simulate:
-        cases = evaluate.simulated_cases(
-            args.simulate, args.seed, meshes=args.meshes, points=points
-        )
+        cases = rings.simulated_cases(args.simulate, args.seed, meshes=args.meshes, points=points)
     elif args.holdout:
-        cases = evaluate.ring_cases(args.scans, args.holdout)
+        cases = rings.ring_cases(args.scans, args.holdout)
     else:
-        cases = evaluate.found_cases(args.scans, args.frames, points)
-    rows = evaluate.evaluate_rings(cases, up, args.weights)
+        cases = rings.found_cases(args.scans, args.frames, points)
+    rows = rings.evaluate_rings(cases, up, args.weights)
     print_table(rows)
     _write_results(args.out, rows)
 
@@ -170,13 +169,14 @@ def _add_ablation(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate_ablation(args: argparse.Namespace) -> None:
-    from apusmog_core import evaluate
-    from apusmog_core.config import TrainConfig, load_yaml
+    from apusmog_core.config import TrainConfig
     from apusmog_core.data.pugan import load_shapes
+    from apusmog_core.evaluation.ablation import evaluate_ablation as run_ablation
+    from apusmog_core.settings import load_yaml
 
     _check_results(args.out)
     config = load_yaml(TrainConfig, args.config)
-    rows = evaluate.evaluate_ablation(config, args.patches, load_shapes(args.shapes))
+    rows = run_ablation(config, args.patches, load_shapes(args.shapes))
     print_table(rows)
     _write_results(args.out, rows)
 
@@ -188,7 +188,7 @@ def _progress(items):
 
 
 def print_table(rows) -> None:
-    from apusmog_core.evaluate import format_table
+    from apusmog_core.evaluation.tables import format_table
 
     print(format_table(rows), flush=True)
 
@@ -203,7 +203,7 @@ def _check_results(paths: list[Path]) -> None:
 
 
 def _write_results(paths: list[Path], rows) -> None:
-    from apusmog_core.evaluate import write_rows
+    from apusmog_core.evaluation.tables import write_rows
 
     for path in paths:
         write_rows(path, rows)

@@ -87,7 +87,7 @@ def _folder(root: Path, name: str) -> Path | None:
 
 
 def _sized(file: Path, size: int, mesh: Path | None) -> np.ndarray | None:
-    from apusmog_core.baselines import thin
+    from apusmog_core.evaluation.baselines import thin
 
     points = read_points(file).points
     if size > len(points):

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..cells import fill
+from ..compute import machine_code
 from ..config import ClusterConfig
-from ..jit import machine_code
+from ..sensor.neighbours import fill
 
 STANDING_CELL = 0.5  # metres
 MOST_CELLS = 1000  # to each side, for small tolerances in a wide scan

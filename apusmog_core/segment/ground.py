@@ -9,8 +9,8 @@ import threading
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from ..compute import machine_code
 from ..config import GroundConfig
-from ..jit import machine_code
 
 PLENTY, ENOUGH = 35.0, 20_000  # metres to all sides within which so many points tell of the others
 PLENTY_CELL, LITTLE = 1.0, 0.03  # metres: cells of ground there, and how rough it is

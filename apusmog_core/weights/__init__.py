@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from ..config import ModelConfig, from_dict, to_dict
+from ..config import ModelConfig
 from ..model import ApuSmog
+from ..settings import from_dict, to_dict
 
 FOLDER = Path(__file__).parent
 SUFFIX = ".pt"

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine: devices, cores, memory, and loops over points as machine code."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import multiprocessing.pool
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numba import config as numba_config
+from numba import njit
+
+WORTH_A_THREAD = 1000  # points
+MOST_PROCESSES = 60  # Windows cannot wait for more
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # read at start-up
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
+def even_parts(sizes: np.ndarray, parts: int) -> list[slice]:
+    """At most `parts` runs of clouds with about as many points each; small work stays whole."""
+    total = int(sizes.sum())
+    parts = max(1, min(parts, len(sizes), total // WORTH_A_THREAD))
+    if parts == 1:
+        return [slice(0, len(sizes))]
+    middle = np.cumsum(sizes) - sizes / 2
+    cuts = np.searchsorted(middle, total * np.arange(1, parts) / parts)
+    edges = np.unique(np.concatenate(([0], cuts, [len(sizes)])))
+    return [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+
+def in_threads(work: Callable, parts: Sequence) -> list:
+    """Results of `work` for each part, in order; each part on a thread with one core of its own."""
+    if len(parts) == 1:
+        return [work(parts[0])]
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        one_core = {"initializer": torch.set_num_threads, "initargs": (1,)}
+        with ThreadPoolExecutor(len(parts), **one_core) as pool:
+            return list(pool.map(work, parts))
+    finally:
+        torch.set_num_threads(before)  # new threads take the value that was set last
+
+
+@contextmanager
+def environment(**chosen: str) -> Iterator[None]:
+    """Variables of the environment, set for a while."""
+    before = {name: os.environ.get(name) for name in chosen}
+    os.environ.update(chosen)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def processes(most: int = MOST_PROCESSES) -> Iterator[multiprocessing.pool.Pool]:
+    """A process for each core, with one thread: more of them would wait for each other.
+
+    They start by importing the main module, which needs an `if __name__ == "__main__":`.
+    """
+    with (
+        environment(**dict.fromkeys(ONE_THREAD, "1")),
+        multiprocessing.get_context("spawn").Pool(min(cores(), most)) as pool,
+    ):
+        yield pool
+
+
+def keep_allocations() -> None:
+    """Large blocks stay with the process: without this glibc hands them back after each operation,
+    and the page faults cost more than the arithmetic."""
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+    except OSError:  # another C library: slower, not wrong
+        pass
+
+
+# --- devices --------------------------------------------------------------------------------------
+
+
+def parse_device(name: str):
+    """torch.device for auto, cpu, cuda or cuda:N; ValueError with the reason if it is not there."""
+    if name not in ("auto", "cpu", "cuda") and not (
+        name.startswith("cuda:") and name[5:].isdigit()
+    ):
+        raise ValueError(f"device: {name!r} is not auto, cpu, cuda or cuda:N")
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise ValueError(f"device: {name} is not there ({count} CUDA devices found); use cpu")
+    return device
+
+
+def autocast(device, dtype):
+    """The arithmetic of a network: a context for torch's automatic mixed precision."""
+    import torch
+
+    mixed = dtype != torch.float32
+    return torch.autocast(device.type, dtype=dtype if mixed else None, enabled=mixed)
+
+
+# --- machine code ---------------------------------------------------------------------------------
+
+SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz", "arcp"}  # nan and infinity stay what they are
+
+
+def machine_code(function: Callable) -> Callable:
+    """Compiles a function of arrays; other threads run meanwhile."""
+    options = dict(nogil=True, fastmath=SUMS_IN_ANY_ORDER, error_model="numpy")
+    before, numba_config.CACHE_DIR = numba_config.CACHE_DIR, CODE_FOLDER
+    try:
+        return njit(**options, cache=True)(function)
+    except RuntimeError:  # no folder to keep it in: compiled again at each start
+        return njit(**options)(function)
+    finally:
+        numba_config.CACHE_DIR = before
+
+
+def _code_folder() -> str:
+    """Where machine code is kept, for exactly these sources: numba itself would not notice that a
+    function in another file, which is compiled into this one, has changed."""
+    sources = (path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
+    digest = hashlib.sha256(b"".join(s for s in sources if b"@machine_code" in s)).hexdigest()
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    base = numba_config.CACHE_DIR or home
+    return str(Path(base) / "apusmog" / digest[:16])
+
+
+CODE_FOLDER = _code_folder()

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A KITTI drive as a rosbag2 with the usual names, and a bag's clouds as messages."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from scipy.spatial.transform import Rotation
+
+from .kitti import KittiDrive
+
+TOPIC = "/kitti/velo/pointcloud"
+FRAME = "velo_link"
+WORLD = "world"  # where the sensor stood in the first scan
+FORMATS = ("mcap", "sqlite3")
+KITTI_POINT = 16  # bytes: x y z intensity float32
+
+
+def convert(kitti_dir: str | Path, out: str | Path, format: str = "mcap") -> int:
+    """Write a KITTI drive's scans, and its poses as /tf, to a new rosbag2; the number of scans."""
+    if format not in FORMATS:
+        raise ValueError(f"format: {format!r} is not one of {', '.join(FORMATS)}")
+    if Path(out).exists():
+        raise ValueError(f"{out}: exists already; name a new folder")
+    try:
+        from rosbags.rosbag2 import StoragePlugin, Writer
+        from rosbags.typesys import Stores, get_typestore
+    except ImportError as error:
+        raise ValueError("bags need rosbags: pip install rosbags") from error
+    drive = KittiDrive(kitti_dir)
+    store = get_typestore(Stores.ROS2_JAZZY)
+    with Writer(out, version=9, storage_plugin=StoragePlugin[format.upper()]) as bag:
+
+        def writer(topic: str, kind: str):
+            connection = bag.add_connection(topic, kind, typestore=store)
+            return lambda stamp, msg: bag.write(connection, stamp, store.serialize_cdr(msg, kind))
+
+        write_cloud = writer(TOPIC, "sensor_msgs/msg/PointCloud2")
+        if drive.poses is not None:
+            write_pose = writer("/tf", "tf2_msgs/msg/TFMessage")
+        written = 0
+        for at, file in enumerate(drive.files):
+            stamp = round(drive.stamps[at] * 1e9)
+            try:
+                data = read_bin(file)
+            except (OSError, ValueError) as error:
+                warnings.warn(f"skipped {error}", stacklevel=2)
+                continue
+            if drive.poses is not None:
+                write_pose(stamp, _pose(store.types, stamp, drive.poses[at]))
+            write_cloud(stamp, _cloud(store.types, stamp, data))
+            written += 1
+    return written
+
+
+def read_bin(file: Path) -> bytes:
+    """A KITTI scan as the bytes it is, which are also those of the message."""
+    data = file.read_bytes()
+    if len(data) % KITTI_POINT:
+        raise ValueError(f"{file}: {len(data)} bytes are no whole number of points; truncated?")
+    return data
+
+
+def clouds(path: str | Path, topic: str) -> Iterator[tuple[int, object]]:
+    """(time of recording in ns, PointCloud2 as rosbags gives it) of one topic of a bag."""
+    from rosbags.highlevel import AnyReader
+    from rosbags.typesys import Stores, get_typestore
+
+    # old rosbag2 recordings do not carry their message definitions
+    with AnyReader([Path(path)], default_typestore=get_typestore(Stores.ROS2_JAZZY)) as bag:
+        chosen = [c for c in bag.connections if c.topic == topic]
+        for connection, stamp, raw in bag.messages(chosen):
+            yield stamp, bag.deserialize(raw, connection.msgtype)
+
+
+def _header(types: dict, stamp: int, frame: str):
+    time = types["builtin_interfaces/msg/Time"](*divmod(stamp, 10**9))
+    return types["std_msgs/msg/Header"](time, frame)
+
+
+def _cloud(types: dict, stamp: int, data: bytes):
+    kind = types["sensor_msgs/msg/PointField"]
+    names = ("x", "y", "z", "intensity")
+    return types["sensor_msgs/msg/PointCloud2"](
+        header=_header(types, stamp, FRAME),
+        height=1,
+        width=len(data) // KITTI_POINT,
+        fields=[kind(name, 4 * at, kind.FLOAT32, 1) for at, name in enumerate(names)],
+        is_bigendian=False,
+        point_step=KITTI_POINT,
+        row_step=len(data),
+        data=np.frombuffer(data, np.uint8),
+        is_dense=True,
+    )
+
+
+def _pose(types: dict, stamp: int, pose: np.ndarray):
+    transform = types["geometry_msgs/msg/Transform"](
+        types["geometry_msgs/msg/Vector3"](*map(float, pose[:3, 3])),
+        types["geometry_msgs/msg/Quaternion"](*Rotation.from_matrix(pose[:3, :3]).as_quat()),
+    )
+    stamped = types["geometry_msgs/msg/TransformStamped"](
+        _header(types, stamp, WORLD), FRAME, transform
+    )
+    return types["tf2_msgs/msg/TFMessage"]([stamped])

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Point clouds without a viewpoint grow as in the paper: samples of the mixture, decoded."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..compute import autocast
+from ..dense import Dense
+from ..geometry import geodesic_patches, nearest
+from ..model import ApuSmog
+from .choose import farthest_from, relax, spread_out
+from .denoise import clean, load_cleaner, settle
+
+ANCHORS = 2048  # points of a cloud that are worked on at once
+PATCH = 256  # points of a patch, for networks that attend to all of it
+OVERSAMPLE = 3.0  # candidates for each new point
+NOISY_OVERSAMPLE = 6.0  # where noise was taken out: what it did along the surface is left
+LEAST_CANDIDATES = 4  # of each component, so that a small ratio has a choice too
+
+
+class SurfaceUpsampler:
+    """The network of the paper's sphere, and what it needs to upsample whole clouds."""
+
+    def __init__(self, network: ApuSmog, device: torch.device, dtype: torch.dtype):
+        self.config = network.config
+        self.network, self.device, self.dtype = network.to(device), device, dtype
+        self.denoiser = load_cleaner()  # may be None
+
+    def grow(self, cloud: np.ndarray, count: int, keep_measured: bool, seed: int = 0) -> np.ndarray:
+        """`count` points on the surface that a cloud (n, 3) shows; measured ones come first."""
+        centre = cloud.mean(axis=0)
+        measured = cloud - centre
+        cleaned, noise = clean(measured, self.denoiser) if self.denoiser else (measured, 0.0)
+        local = cleaned.astype(np.float32)
+        new = count - (len(cloud) if keep_measured else 0)
+        wanted = (NOISY_OVERSAMPLE if noise else OVERSAMPLE) * new / len(cloud)
+        per = max(LEAST_CANDIDATES, int(np.ceil(wanted / self.config.component_share)))
+        if self.config.attention == "global":
+            found = self._patches(local, per, seed)
+        else:
+            found = self._decode(
+                local[None], nearest(local, self.config.neighbours)[None], per, seed
+            )[0]
+        fixed = measured.astype(np.float32) if keep_measured else local[:0]
+        if keep_measured:
+            chosen = found[farthest_from(found, fixed, new)]
+        else:
+            found = np.concatenate((local, found))  # none of those is nearer to tips and corners
+            chosen = found[spread_out(found, count)]
+        made = relax(chosen, found, fixed)
+        if noise:
+            made = settle(made, cleaned, measured, noise, self.denoiser, fixed)
+        made = made + centre
+        return Dense.measured(np.concatenate((cloud, made)) if keep_measured else made)
+
+    def _patches(self, points: np.ndarray, per: int, seed: int) -> np.ndarray:
+        index = geodesic_patches(points, PATCH)
+        batch = max(1, ANCHORS // index.shape[1])
+        found = []
+        for start in range(0, len(index), batch):
+            patch = points[index[start : start + batch]]
+            near = np.stack([nearest(p, self.config.neighbours) for p in patch])
+            found.append(self._decode(patch, near, per, seed).reshape(-1, 3))
+        return np.concatenate(found)
+
+    def _decode(self, patches: np.ndarray, near: np.ndarray, per: int, seed: int) -> np.ndarray:
+        """Candidates (B, K * per, 3) of patches (B, N, 3)."""
+        points = torch.from_numpy(patches).to(self.device)
+        local = self.config.attention == "local"
+        with torch.inference_mode(), autocast(self.device, self.dtype):
+            encoded = self.network.encode(
+                points, torch.from_numpy(near).to(self.device), chunk=ANCHORS if local else 0
+            )
+            mixture = self.network.mixture(encoded)
+            noise = self._noise(mixture.mean.shape[1], per, seed).expand(len(patches), -1, -1, -1)
+            samples = self.network.sample(mixture, noise)
+            out = self.network.decode(encoded, samples, ANCHORS // 2 if local else 0)
+        return out.fine.float().cpu().numpy()
+
+    def _noise(self, components: int, per: int, seed: int) -> torch.Tensor:
+        """Even normal noise (1, K, per, 2): one low-discrepancy set, shifted for each component."""
+        generator = torch.Generator().manual_seed(seed)
+        shift = torch.rand(components, 1, 2, generator=generator)
+        golden = 1.3247179572447460  # R2 sequence
+        steps = torch.tensor([1 / golden, 1 / golden**2], dtype=torch.float64)
+        base = (torch.arange(1, per + 1, dtype=torch.float64)[:, None] * steps).float()
+        share = ((base + shift) % 1).clamp(0.005, 0.995)
+        return torch.special.ndtri(share)[None].to(self.device)

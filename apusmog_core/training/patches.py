@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Surface patches for training, from any folder of meshes or from a published HDF5 file."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from ..config import DataConfig, TrainConfig
+from ..geometry import farthest, nearest_in_batch
+from ..surface.denoise import WEIGHTS, clean, typical_spacing
+from ..surface.mesh import read_mesh
+
+SUFFIXES = (".off", ".obj", ".ply", ".stl")
+SPARSE = (1024, 2048, 4096)  # input samplings of one mesh
+DENSE = 24576  # target sampling of one mesh
+OVERDRAW = 4  # uniform samples for each Poisson-disk sample
+
+
+@dataclass
+class Surface:
+    """One mesh as point sets, each in the order of farthest point sampling: every start of it is a
+    Poisson-disk sample, so that any target size is a slice."""
+
+    sparse: list[np.ndarray]
+    dense: np.ndarray
+
+    @classmethod
+    def of(cls, path: Path, seed: int) -> Surface:
+        import open3d as o3d
+
+        mesh = read_mesh(path)
+        o3d.utility.random.seed(seed)
+        sparse = [_poisson_disk(mesh, count) for count in SPARSE]
+        return cls(sparse, _poisson_disk(mesh, DENSE))
+
+
+def _poisson_disk(mesh, count: int) -> np.ndarray:
+    points = np.asarray(mesh.sample_points_uniformly(count * OVERDRAW).points, np.float32)
+    return points[farthest(points - points.mean(axis=0), count)]
+
+
+class MeshPatches:
+    """Patches cut from surfaces as they are asked for; the samplings are cached on disk."""
+
+    def __init__(self, folder: str, seed: int, cache: str, noise: float = 0.0):
+        paths = find_meshes(folder)
+        self.surfaces = [sampled(p, seed, Path(cache)) for p in _progress(paths, "sampling")]
+        if noise:
+            pairs = zip(_progress(paths, "cleaning"), self.surfaces, strict=True)
+            for path, surface in pairs:
+                surface.sparse += cleaned(path, surface, noise, seed, Path(cache))
+        self.trees = [[cKDTree(s) for s in (*f.sparse, f.dense)] for f in self.surfaces]
+
+    def cut(
+        self, rng: np.random.Generator, size: int, target: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """One patch: `size` input points and `target` points of the same piece of surface."""
+        index = rng.integers(len(self.surfaces))
+        surface, trees = self.surfaces[index], self.trees[index]
+        level = int(rng.choice(len(SPARSE), p=(0.25, 0.5, 0.25)))
+        if len(surface.sparse) > len(SPARSE) and rng.random() < 0.5:
+            level += len(SPARSE)  # one that had noise
+        sparse = surface.sparse[level]
+        seed = sparse[rng.integers(len(sparse))]
+        near = trees[level].query(seed, k=size)[1]
+        # as dense as the input times the ratio, over a slightly larger piece than the input's
+        dense = surface.dense
+        share = min(len(dense), round(len(sparse) * target / size))
+        reach = trees[-1].query(seed, k=min(len(dense), round(target * len(dense) / share)))[1]
+        inside = np.sort(reach)
+        inside = inside[inside < share]
+        short = target - len(inside)
+        if short > 0:  # the slice is a little uneven: take the next points in order
+            rest = np.setdiff1d(np.sort(reach), inside, assume_unique=True)[:short]
+            inside = np.concatenate((inside, rest))
+        if len(inside) < target:
+            inside = np.resize(inside, target)
+        return sparse[near], dense[inside[:target]]
+
+
+def find_meshes(folder: str | Path) -> list[Path]:
+    """All meshes in a folder, at any depth; ValueError if there is none."""
+    paths = sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in SUFFIXES)
+    if not paths:
+        raise ValueError(f"{folder}: no meshes ({' '.join(SUFFIXES)}) found")
+    return paths
+
+
+def _progress(paths: list[Path], doing: str):
+    from tqdm import tqdm
+
+    return tqdm(paths, desc=f"{doing} meshes", unit="mesh", disable=len(paths) < 10)
+
+
+def sampled(path: Path, seed: int, cache: Path) -> Surface:
+    """The samplings of one mesh, from the cache where they are there already."""
+    stored = cache / f"surface-{path.parent.name}-{path.stem}-{seed}.npz"
+    if stored.is_file():
+        arrays = np.load(stored)
+        return Surface([arrays[str(count)] for count in SPARSE], arrays["dense"])
+    surface = Surface.of(path, seed)
+    sets = {str(count): s for count, s in zip(SPARSE, surface.sparse, strict=True)}
+    _store(stored, {"dense": surface.dense, **sets})
+    return surface
+
+
+def _store(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial.npz")  # others may write it, too
+    np.savez(partial, **arrays)
+    partial.replace(path)
+
+
+def cleaned(path: Path, surface: Surface, noise: float, seed: int, cache: Path) -> list:
+    """The sparse samplings with noise of up to so many spacings, as `clean` then leaves them."""
+    cleaner = zlib.crc32(WEIGHTS.read_bytes())
+    name = f"{path.parent.name}-{path.stem}-{seed}-{noise:g}-{cleaner:08x}"
+    stored = cache / f"cleaned-{name}.npz"
+    if not stored.is_file():
+        rng = np.random.default_rng((seed, zlib.crc32(path.stem.encode())))
+        noisy = []
+        for points in surface.sparse:
+            deviation = rng.uniform(0, noise) * typical_spacing(points)
+            moved = points + deviation * rng.standard_normal(points.shape)
+            noisy.append(clean(moved)[0].astype(np.float32))
+        _store(stored, {str(len(points)): points for points in noisy})
+    arrays = np.load(stored)
+    return [arrays[str(count)] for count in SPARSE]
+
+
+class StoredPatches:
+    """Patches as PU1K and PU-GAN publish them: pairs of 256 and 1024 points."""
+
+    def __init__(self, sparse: np.ndarray, dense: np.ndarray):
+        self.sparse, self.dense = sparse, dense
+
+    def cut(
+        self, rng: np.random.Generator, size: int, target: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        index = rng.integers(len(self.sparse))
+        sparse, dense = self.sparse[index], self.dense[index]
+        return sparse[rng.permutation(len(sparse))[:size]], np.resize(dense, (target, 3))
+
+
+class LidarPatches:
+    """Pieces of simulated LiDAR objects: rings in, what more rays of the same sensor meet out."""
+
+    def __init__(self, samples, size: int):
+        self.samples = samples
+        self.large = np.flatnonzero(samples.sizes >= size)
+        if len(self.large) == 0:
+            raise ValueError(f"no simulated object has {size} points: lower data.points")
+
+    def cut(self, rng: np.random.Generator, size: int, target: int):
+        start = self.samples.starts[rng.choice(self.large) :][:2]
+        rows = {name: array[start[0] : start[1]] for name, array in self.samples.arrays.items()}
+        # grid steps to lengths in metres between rings: the shape itself, but for its curvature
+        shape = np.exp(-rows["context"][0, 1])
+        unit = np.array([shape, 1.0, 1.0], np.float32)
+        points = rows["points"] * unit
+        away = np.linalg.norm(points - points[rng.integers(len(points))], axis=1)
+        near = np.argsort(away)[:size]
+        met = (points[near, None] + rows["probes"][near] * unit)[rows["hit"][near]]
+        dense = np.concatenate((points[near], met))
+        return points[near], np.resize(dense[rng.permutation(len(dense))], (target, 3))
+
+
+class MixedPatches:
+    """Draws from the second source with a given chance, else from the first."""
+
+    def __init__(self, first, second, share: float):
+        self.first, self.second, self.share = first, second, share
+
+    def cut(self, rng: np.random.Generator, size: int, target: int):
+        source = self.second if rng.random() < self.share else self.first
+        return source.cut(rng, size, target)
+
+
+def open_patches(data: DataConfig, seed: int, cache: str):
+    """The source of patches that the settings describe: anything with `cut`."""
+    patches = _surface_source(data, seed, cache)
+    if data.lidar_share == 0:
+        return patches
+    from .ray_samples import prepare
+
+    samples = prepare(data.patches, 1 + seed, data.road or None, cache)
+    return MixedPatches(patches, LidarPatches(samples, data.points), data.lidar_share)
+
+
+def _surface_source(data: DataConfig, seed: int, cache: str) -> MeshPatches | StoredPatches:
+    if data.hdf5:
+        from ..data.pu1k import read_patches
+
+        return StoredPatches(*read_patches(data.hdf5))
+    if not data.meshes:
+        raise ValueError("data.meshes or data.hdf5: name a folder of meshes or a training file")
+    return MeshPatches(data.meshes, seed, cache, data.noise)
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+def patch_batch(patches, config: TrainConfig, step: int, rank: int, size: int) -> dict[str, Tensor]:
+    """This process's share of the batch of one step; depends on seed and step alone."""
+    data = config.data
+    ratio = float(np.random.default_rng((config.seed, step)).choice(data.ratios))
+    per = int(np.ceil(ratio / config.network.component_share))
+    target = round(data.points * ratio * data.target_factor)
+    pairs, noises = [], []
+    for item in range(rank, config.batch, size):
+        rng = np.random.default_rng((config.seed, step, item))
+        pairs.append(augment(*patches.cut(rng, data.points, target), data, rng))
+        noises.append(rng.standard_normal((data.points, per, 2)))
+    points = torch.from_numpy(np.stack([p for p, _ in pairs]).astype(np.float32))
+    components = -(-data.points // max(1, round(1 / config.network.component_share)))
+    return {
+        "points": points,
+        "target": torch.from_numpy(np.stack([t for _, t in pairs]).astype(np.float32)),
+        "neighbours": nearest_in_batch(points, config.network.neighbours),
+        "noise": torch.from_numpy(np.stack(noises).astype(np.float32))[:, :components],
+    }
+
+
+def augment(points: np.ndarray, target: np.ndarray, data: DataConfig, rng) -> tuple:
+    """Unit patch, turned at random, with noise and uneven thinning as the settings say."""
+    centre = points.mean(axis=0)
+    radius = np.linalg.norm(points - centre, axis=1).max() + 1e-9
+    turn = random_rotation(rng) * rng.choice((-1.0, 1.0))  # mirrored half the time
+    points, target = ((p - centre) / radius @ turn for p in (points, target))
+    if rng.random() < data.thinning:
+        points = thin_unevenly(points, rng)
+    jitter = data.jitter * rng.random() * (rng.random() < 0.5)
+    return points + jitter * rng.standard_normal(points.shape), target
+
+
+def random_rotation(rng: np.random.Generator) -> np.ndarray:
+    matrix, upper = np.linalg.qr(rng.standard_normal((3, 3)))
+    matrix = matrix * np.sign(np.diag(upper))
+    return matrix * np.linalg.det(matrix)
+
+
+def thin_unevenly(points: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Drops up to half of one side, then repeats random others so that the size stays."""
+    side = points @ random_rotation(rng)[0]
+    drop = rng.random(len(points)) < 0.7 * (side - side.min()) / (np.ptp(side) + 1e-9)
+    kept = points[~drop]
+    if len(kept) < len(points) // 2:
+        return points
+    again = rng.integers(len(kept), size=len(points) - len(kept))
+    spread = 0.2 * np.median(cKDTree(kept).query(kept, k=2)[0][:, 1])
+    return np.concatenate((kept, kept[again] + spread * rng.standard_normal((len(again), 3))))
