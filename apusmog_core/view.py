@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from .files import check_output, written_whole
+
 TEMPLATE = Path(__file__).with_name("view.html")
 STEPS = 32767  # int16 steps on each side of a frame's centre: 2 mm for a 120 m scan
 
@@ -47,6 +49,8 @@ def view(
     """A page of any clouds, bags or folders; with ratios, their objects upsampled by each."""
     from apusmog_core.data import open_scans
 
+    paths = list(paths)
+    check_output(out, *paths)
     frames, pipeline = [], None
     if ratios:
         from apusmog_core.config import PipelineConfig
@@ -72,11 +76,11 @@ def write_page(
         raise ValueError(f"{out}: there is no point to show")
     share = scan_points // len(frames)
     page = dict(title=title, **_home(frames), frames=[_pack_frame(f, share) for f in frames])
-    text = TEMPLATE.read_text().replace("/*DATA*/", json.dumps(page).replace("</", "<\\/"))
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text)
-    return out
+    # no name may end the script or begin a comment in it, and JSON knows no NaN
+    data = json.dumps(page, allow_nan=False).replace("<", "\\u003c")
+    with written_whole(out) as place:
+        place.write_text(TEMPLATE.read_text("utf-8").replace("/*DATA*/", data), "utf-8")
+    return Path(out)
 
 
 def _spread(scans, count: int):
@@ -89,11 +93,11 @@ def _home(frames: Sequence[Frame]) -> dict:
     """Where the camera starts: at the objects of the first frame, or at the whole cloud."""
     first = frames[0]
     dense = [d.points for d in first.dense.values() if len(d.points)]
-    focus = dense[0] if dense else first.scan
+    focus = np.asarray(dense[0] if dense else first.scan, np.float64)  # float32 may overflow
     target = np.median(focus, axis=0)
     radius = np.quantile(np.linalg.norm(focus - target, axis=1), 0.65)
     low, high = np.quantile(first.scan[:, 2], (0.02, 0.995))
-    extent = max(np.ptp(frame.scan, axis=0).max() for frame in frames)
+    extent = max(np.ptp(frame.scan.astype(np.float64), axis=0).max() for frame in frames)
     return dict(
         target=target.tolist(),
         radius=max(float(radius), 1e-3),
@@ -104,6 +108,7 @@ def _home(frames: Sequence[Frame]) -> dict:
 
 def _pack_frame(frame: Frame, scan_points: int) -> dict:
     everything = np.vstack([frame.scan, *(d.points for d in frame.dense.values())])
+    everything = everything.astype(np.float64)
     low, high = everything.min(axis=0), everything.max(axis=0)
     centre, extent = (low + high) / 2, max(float((high - low).max()) / 2, 1e-6)
 
@@ -166,10 +171,9 @@ def picture(before: np.ndarray, after: Dense, out: str | Path, closeups: int = 3
             axes = _panel(figure, cells[2 * index + half], f"{shown.sum():,} points")
             _draw(axes, after.points[shown], after.instance[shown], camera, size=2.5)
             aim(axes, flat.min(axis=0), flat.max(axis=0))
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, facecolor=NIGHT)
-    return out
+    with written_whole(out) as place:
+        figure.savefig(place, facecolor=NIGHT)
+    return Path(out)
 
 
 NIGHT, INK, GREY = "#0b0f16", "#dfe6ee", (0.36, 0.40, 0.47)

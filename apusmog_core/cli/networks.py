@@ -27,12 +27,12 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def _assignment(text: str) -> tuple[str, object]:
-    import yaml
+    from apusmog_core.settings import parse_yaml
 
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--set: {text!r} is not NAME=VALUE")
-    value = yaml.safe_load(value)
+    value = parse_yaml(value)
     if isinstance(value, str):  # YAML takes 5e-4 for text
         with suppress(ValueError):
             return name, float(value)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from ..files import check_new_folder, written_whole
 from .kitti import KittiDrive
 
 TOPIC = "/kitti/velo/pointcloud"
@@ -23,8 +24,7 @@ def convert(kitti_dir: str | Path, out: str | Path, format: str = "mcap") -> int
     """Write a KITTI drive's scans, and its poses as /tf, to a new rosbag2; the number of scans."""
     if format not in FORMATS:
         raise ValueError(f"format: {format!r} is not one of {', '.join(FORMATS)}")
-    if Path(out).exists():
-        raise ValueError(f"{out}: exists already; name a new folder")
+    check_new_folder(out)
     try:
         from rosbags.rosbag2 import StoragePlugin, Writer
         from rosbags.typesys import Stores, get_typestore
@@ -32,7 +32,8 @@ def convert(kitti_dir: str | Path, out: str | Path, format: str = "mcap") -> int
         raise ValueError("bags need rosbags: pip install rosbags") from error
     drive = KittiDrive(kitti_dir)
     store = get_typestore(Stores.ROS2_JAZZY)
-    with Writer(out, version=9, storage_plugin=StoragePlugin[format.upper()]) as bag:
+    plugin = StoragePlugin[format.upper()]
+    with written_whole(out) as place, Writer(place, version=9, storage_plugin=plugin) as bag:
 
         def writer(topic: str, kind: str):
             connection = bag.add_connection(topic, kind, typestore=store)
@@ -53,11 +54,15 @@ def convert(kitti_dir: str | Path, out: str | Path, format: str = "mcap") -> int
                 write_pose(stamp, _pose(store.types, stamp, drive.poses[at]))
             write_cloud(stamp, _cloud(store.types, stamp, data))
             written += 1
+        if not written:
+            raise ValueError(f"{kitti_dir}: no scan could be read; no bag is written")
     return written
 
 
 def read_bin(file: Path) -> bytes:
     """A KITTI scan as the bytes it is, which are also those of the message."""
+    if not file.is_file():
+        raise ValueError(f"{file}: not a regular file")
     data = file.read_bytes()
     if len(data) % KITTI_POINT:
         raise ValueError(f"{file}: {len(data)} bytes are no whole number of points; truncated?")

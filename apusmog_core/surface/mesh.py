@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-MESHES = (".ply", ".obj", ".stl", ".off")
+from ..data import meshes
+
+MESHES = tuple(meshes.MESH_WRITERS)
 NORMAL_NEIGHBOURS = 16
 AGREEING_NEIGHBOURS = 10  # more of them reach across to the next part, and turn it inside out
 SMOOTH_DEPTHS, SMOOTH_SHARES = (4, 5, 6), (0.25, 0.5, 0.25)  # of the octree: 16 to 64 cells across
@@ -29,10 +31,10 @@ def read_mesh(path: str | Path):
 
 def write_mesh(mesh, path: str | Path) -> None:
     """Writes an Open3D mesh; OSError if that fails."""
-    import open3d as o3d
-
-    if not o3d.io.write_triangle_mesh(str(path), mesh):
-        raise OSError(f"{path}: the mesh could not be written")
+    if not mesh.has_vertex_normals():
+        mesh.compute_vertex_normals()
+    parts = (mesh.vertices, mesh.triangles, mesh.vertex_normals)
+    meshes.write_mesh(path, *map(np.asarray, parts))
 
 
 def reconstruct(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..compute import processes
 from ..config import ClusterConfig
+from ..files import written_whole
 from ..segment.cluster import components, rows_by_label
 from ..sensor.grid import RayGrid, grid_context, ray_neighbours, scan_grids, wrap
 
@@ -205,7 +206,8 @@ class RaySamples:
         return {name: torch.from_numpy(array)[None] for name, array in out.items()}
 
     def save(self, path: str | Path) -> None:
-        np.savez(path, sizes=self.sizes, **self.arrays)
+        with written_whole(path) as place:
+            np.savez(place, sizes=self.sizes, **self.arrays)
 
     @classmethod
     def load(cls, path: str | Path) -> RaySamples:
@@ -232,9 +234,6 @@ def prepare(count: int, seed: int, meshes: str | None, cache: str | Path) -> Ray
                 break
         bar.close()
         pool.terminate()
-    path.parent.mkdir(parents=True, exist_ok=True)
     data = RaySamples.of(samples)
-    unfinished = path.with_suffix(".partial.npz")
-    data.save(unfinished)
-    unfinished.replace(path)
+    data.save(path)
     return data
