@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 LONGEST_FILE = 100_000  # bytes of settings: more is another kind of file
+SHORT = reprlib.Repr()  # values in messages
+SHORT.maxstring = SHORT.maxother = 100
 
 
 def setting(default: Any, help: str, low=None, high=None, choices: tuple = ()) -> Any:
@@ -54,7 +56,7 @@ class Setting:
         if self.type is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value) if abs(value) < 2**1000 else math.inf
         if not isinstance(value, self.type) or (self.type is int and isinstance(value, bool)):
-            shown = reprlib.repr(value)
+            shown = SHORT.repr(value)
             raise ValueError(f"{self.name}: {shown} is not of type {self.type.__name__}")
         if self.type is float and not math.isfinite(value):
             raise ValueError(f"{self.name}: {value} is not a finite number")
@@ -63,7 +65,7 @@ class Setting:
         if self.high is not None and value > self.high:
             raise ValueError(f"{self.name}: {value} is above the greatest value, {self.high:g}")
         if self.choices and value not in self.choices:
-            shown = reprlib.repr(value)
+            shown = SHORT.repr(value)
             raise ValueError(f"{self.name}: {shown} is not one of {', '.join(self.choices)}")
         return value
 
@@ -105,7 +107,7 @@ def with_values(config: T, values: dict[str, Any]) -> T:
     known = {item.name: item for item in settings(config)}
     for name in values:
         if name not in known:
-            raise ValueError(f"unknown setting {reprlib.repr(name)}; known: {', '.join(known)}")
+            raise ValueError(f"unknown setting {SHORT.repr(name)}; known: {', '.join(known)}")
     checked = {name: known[name].check(value) for name, value in values.items()}
     return _replace(config, checked)
 
@@ -126,7 +128,7 @@ def from_dict(cls: type[T], tree: dict[str, Any]) -> T:
     config = with_values(cls(), dict(_dotted(tree)))
     for f, change in changes.items():
         if not isinstance(change, dict | type(None)):
-            raise ValueError(f"{f.name}: expected settings, found {reprlib.repr(change)}")
+            raise ValueError(f"{f.name}: expected settings, found {SHORT.repr(change)}")
         if change:
             base = getattr(config, f.metadata["overrides"])
             values = dict(_dotted(change))
@@ -138,7 +140,7 @@ def _dotted(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of the leaves of nested dictionaries."""
     for key, value in tree.items():
         if not isinstance(key, str):
-            raise ValueError(f"{prefix}{reprlib.repr(key)}: the name of a setting is text")
+            raise ValueError(f"{prefix}{SHORT.repr(key)}: the name of a setting is text")
         if isinstance(value, dict) and value:
             yield from _dotted(value, f"{prefix}{key}.")
         else:

@@ -6,7 +6,21 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .arguments import CLOUDS, add_network, add_origin, count, load, one_line, ratio, say, share
+from .arguments import (
+    CLOUDS,
+    add_network,
+    add_origin,
+    count,
+    load,
+    one_line,
+    ratio,
+    say,
+    seed,
+    share,
+    tell,
+)
+
+DEEPEST = 10  # octree of a mesh: one more takes gigabytes
 
 
 def add_upsample(parser: argparse.ArgumentParser) -> None:
@@ -35,35 +49,45 @@ def add_upsample(parser: argparse.ArgumentParser) -> None:
 def upsample(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from apusmog_core.data import read_points, write_points
-
     pairs = _pairs(args.input, args.output)
     up = load(args)
+    if args.input.is_file():
+        tell(_upsample_file(up, args, *pairs[0]))
+        return 0
     failed = 0
-    for source, target in tqdm(pairs, unit="cloud", disable=len(pairs) == 1 or None):
+    for source, target in tqdm(pairs, unit="cloud", disable=None):
         try:
-            scan = read_points(source)
-        except ValueError as error:
-            if len(pairs) == 1:
-                raise
-            say(f"skipped {one_line(error)}")  # one bad file must not stop a folder
+            _upsample_file(up, args, source, target)
+        except ValueError as error:  # one bad file must not stop a folder
             failed += 1
-            continue
-        dense = up.upsample(scan.points, args.ratio, args.keep_measured, args.origin)
-        write_points(target, dense, _nearest_intensity(scan, dense))
-        if len(pairs) == 1:
-            left_out = f" ({scan.dropped} not finite left out)" if scan.dropped else ""
-            print(f"{target}: {len(scan.points)} points{left_out} became {len(dense)}")
+            if failed == len(pairs):  # they are all bad: the arguments may be
+                raise
+            say(f"skipped {source.name}: {one_line(error)}")
     return 1 if failed else 0
+
+
+def _upsample_file(up, args: argparse.Namespace, source: Path, target: Path) -> str:
+    """Read, upsample and write one cloud; what to say about it."""
+    from apusmog_core.data import read_points, write_points
+
+    scan = read_points(source)
+    dense = up.upsample(scan.points, args.ratio, args.keep_measured, args.origin)
+    if not len(dense):
+        raise ValueError(f"{source}: ratio {args.ratio:g} leaves none of {len(scan.points)} points")
+    write_points(target, dense, _nearest_intensity(scan, dense))
+    left_out = f" ({scan.dropped} not finite left out)" if scan.dropped else ""
+    return f"{target}: {len(scan.points)} points{left_out} became {len(dense)}"
 
 
 def _pairs(source: Path, target: Path) -> list[tuple[Path, Path]]:
     """Files to read and to write; ValueError before any work where one of them cannot be."""
     from apusmog_core.data.clouds import READERS, WRITERS
+    from apusmog_core.files import check_output
 
     if not source.exists():
         raise ValueError(f"{source}: no such file or folder")
-    if source.is_file():
+    if not source.is_dir():
+        check_output(target, source)
         if target.suffix.lower() not in WRITERS:
             raise ValueError(f"{target}: unknown kind of file; known: {', '.join(WRITERS)}")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -71,9 +95,11 @@ def _pairs(source: Path, target: Path) -> list[tuple[Path, Path]]:
     files = sorted(file for file in source.iterdir() if file.suffix.lower() in READERS)
     if not files:
         raise ValueError(f"{source}: no clouds in this folder; known: {', '.join(READERS)}")
-    target.mkdir(parents=True, exist_ok=True)
     if source.resolve() == target.resolve():
         raise ValueError(f"{target}: the output folder must not be the input folder")
+    target.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        check_output(target / file.name, *files)
     return [(file, target / file.name) for file in files]
 
 
@@ -97,7 +123,12 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
         help="upsample by this first (%(default)g)",
     )
     parser.add_argument(
-        "--depth", type=count, default=8, help="depth of the Poisson octree (%(default)s)"
+        "--depth",
+        type=int,
+        choices=range(1, DEEPEST + 1),
+        default=8,
+        metavar="N",
+        help=f"depth of the Poisson octree, 1 to {DEEPEST} (%(default)s)",
     )
     parser.add_argument(
         "--trim",
@@ -112,14 +143,16 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
 
 def mesh(args: argparse.Namespace) -> None:
     from apusmog_core.data import read_points
+    from apusmog_core.files import check_output
     from apusmog_core.surface.mesh import MESHES, reconstruct
 
     if args.output.suffix.lower() not in MESHES:
         raise ValueError(f"{args.output}: unknown kind of mesh; known: {', '.join(MESHES)}")
+    check_output(args.output, args.input)
     scan = read_points(args.input)
     dense = load(args).upsample(scan.points, args.ratio, origin=args.origin)
     vertices, triangles = reconstruct(dense, args.output, args.origin, args.depth, args.trim)
-    print(f"{args.output}: {vertices} vertices, {triangles} triangles from {len(dense)} points")
+    tell(f"{args.output}: {vertices} vertices, {triangles} triangles from {len(dense)} points")
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
@@ -138,18 +171,20 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="road meshes with a MANIFEST.tsv, beside the built-in ones",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the street (%(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the street (%(default)s)")
 
 
 def simulate(args: argparse.Namespace) -> None:
     from tqdm import tqdm
 
+    from apusmog_core.files import check_new_folder
     from apusmog_core.simulate.sensor import Sensor
     from apusmog_core.simulate.street import drive, write_kitti
 
+    check_new_folder(args.output)
     scans = drive(args.frames, args.seed, Sensor.named(args.sensor), args.meshes)
     count = write_kitti(tqdm(scans, total=args.frames, unit="scan", disable=None), args.output)
-    print(f"{args.output}: {count} scans")
+    tell(f"{args.output}: {count} scans")
 
 
 def add_bag(parser: argparse.ArgumentParser) -> None:
@@ -167,7 +202,7 @@ def add_bag(parser: argparse.ArgumentParser) -> None:
 def bag(args: argparse.Namespace) -> None:
     from apusmog_core.data.bag_writer import convert
 
-    print(f"{args.output}: {convert(args.kitti, args.output, args.format)} scans")
+    tell(f"{args.output}: {convert(args.kitti, args.output, args.format)} scans")
 
 
 def add_view(parser: argparse.ArgumentParser) -> None:
@@ -190,4 +225,4 @@ def add_view(parser: argparse.ArgumentParser) -> None:
 def view(args: argparse.Namespace) -> None:
     from apusmog_core.view import view
 
-    print(view(args.files, args.out, args.ratio))
+    tell(str(view(args.files, args.out, args.ratio)))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import reprlib
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -37,7 +36,7 @@ def find(name: str | Path) -> Path:
                 return path
     names = ", ".join(shipped()) or "none"
     raise ValueError(
-        f"weights {reprlib.repr(str(name))}: no such file, and not among the shipped ones ({names}); "
+        f"weights {str(name)[:200]!r}: no such file, and not among the shipped ones ({names}); "
         "train your own with: apusmog train config/train/NAME.yaml"
     )
 
@@ -53,7 +52,7 @@ def read(name: str | Path) -> dict[str, Any]:
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """A dictionary that `store` wrote: plain values and finite tensors, no more than the file holds.
+    """A dictionary that `store` wrote: plain values and finite tensors, as many as fit the file.
 
     Every loader of weights and checkpoints goes through here.
     """
@@ -77,7 +76,7 @@ def load(path: str | Path) -> dict[str, Any]:
 
 
 def _check_content(stored: dict, size: int) -> None:
-    """ValueError where there is more than `size` bytes can hold, or what no writer of ours stores."""
+    """ValueError where there is more than `size` bytes can hold, or what `store` never stores."""
     left, waiting = MOST_VALUES, [("", stored)]
     while waiting:
         name, value = waiting.pop()
