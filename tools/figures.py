@@ -18,6 +18,7 @@ from apusmog_core.evaluation.metrics import distance_to_mesh, mesh_surface
 from apusmog_core.evaluation.metrics import nearest as distance_to
 from apusmog_core.geometry import farthest, nearest
 from apusmog_core.model.smog import Mixture
+from apusmog_core.picture import Camera, aim, beside, look_at
 from apusmog_core.sensor.grid import RayGrid, grid_context, ray_neighbours, scan_grids, wrap
 from apusmog_core.sensor.grow import ANCHORS
 from apusmog_core.simulate import objects, shapes
@@ -25,7 +26,6 @@ from apusmog_core.simulate.sensor import Placed, Scene, Sensor, scan, visible_su
 from apusmog_core.surface.mesh import read_mesh, reconstruct
 from apusmog_core.training.ray_samples import PROBE_REACH
 from apusmog_core.upsampler import Upsampler
-from apusmog_core.view import Camera, aim, beside, look_at
 
 RANGES = (10.0, 20.0, 35.0)  # metres
 RATIO = 4.0

@@ -112,12 +112,6 @@ def load_pipeline(args: argparse.Namespace, **chosen):
     return pipeline
 
 
-NOTHING_FOUND = (
-    "try --set cluster.min_points=8 (sparse sensors), ground.sensor_height=METRES (where the "
-    "sensor is not 1.73 m above ground), range.max=100 or ground.method=none (no ground in sight)"
-)
-
-
 def plural(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'s' if count != 1 else ''}"
 

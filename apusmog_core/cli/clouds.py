@@ -221,7 +221,11 @@ def samples(args: argparse.Namespace) -> None:
 
 def add_view(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "files", type=Path, nargs="+", metavar="FILE", help="clouds, bags or folders"
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="clouds, bags or folders; up to four single clouds are shown side by side",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("view.html"), help="the page (%(default)s)"
@@ -234,9 +238,22 @@ def add_view(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="also show the objects upsampled by these ratios",
     )
+    add_settings(parser, "cluster.min_points=8")
 
 
 def view(args: argparse.Namespace) -> None:
     from apusmog_core.view import view
 
-    print(view(args.files, args.out, args.ratio))
+    if args.set and not args.ratio:
+        raise ValueError("--set: settings of the pipeline need objects to show; add --ratio R")
+    pipeline = load_pipeline(args) if args.ratio else None
+    page, notice = view(
+        args.files,
+        args.out,
+        args.ratio,
+        pipeline,
+        progress=lambda scans, total: progress(scans, "scan", total),
+    )
+    if notice:
+        say(notice)
+    print(f"{page}: open it in a browser")

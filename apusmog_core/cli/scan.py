@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .arguments import NOTHING_FOUND, add_settings, load_pipeline, plural, ratio, say
+from .arguments import add_settings, load_pipeline, plural, ratio, say
 from .progress import progress, waiting
 
 FORMATS = ("bag", "pcd", "ply", "npz")
@@ -108,12 +108,14 @@ class Summary:
 
     def not_found(self) -> list[str]:
         """A line for each thing that was missing."""
+        from apusmog_core.pipeline import TO_FIND_OBJECTS
+
         lines = []
         if self.empty:
             some = ", ".join(self.empty[:3]) + (", ..." if len(self.empty) > 3 else "")
             lines.append(
                 f"no objects found in {len(self.empty)} of {self.scans} scans ({some}): "
-                f"{NOTHING_FOUND}"
+                f"{TO_FIND_OBJECTS}"
             )
         if self.limited:
             lines.append(f"limited in {len(self.limited)} scans, such as {self.limited[0]}")
