@@ -23,7 +23,8 @@ import numpy as np
 from tqdm import tqdm
 
 from apusmog_core.data import open_scans
-from apusmog_core.view import Dense, Frame, picture, write_page
+from apusmog_core.picture import picture
+from apusmog_core.view import Dense, Frame, write_page
 
 if TYPE_CHECKING:
     from .watcher import Answer, Watcher

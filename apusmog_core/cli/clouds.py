@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that turn clouds into others: upsample, mesh, simulate, bag, view."""
+"""Commands that turn clouds into others: upsample, mesh, simulate, bag, samples, view."""
 
 from __future__ import annotations
 
 import argparse
+import warnings
 from pathlib import Path
 
 from .arguments import (
     CLOUDS,
     add_network,
     add_origin,
+    add_settings,
     count,
     load,
+    load_pipeline,
     one_line,
     ratio,
     say,
@@ -19,6 +22,7 @@ from .arguments import (
     share,
     tell,
 )
+from .progress import progress, waiting
 
 DEEPEST = 10  # octree of a mesh: one more takes gigabytes
 
@@ -47,40 +51,60 @@ def add_upsample(parser: argparse.ArgumentParser) -> None:
 
 
 def upsample(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     pairs = _pairs(args.input, args.output)
     up = load(args)
-    if args.input.is_file():
-        tell(_upsample_file(up, args, *pairs[0]))
-        return 0
-    failed = 0
-    for source, target in tqdm(pairs, unit="cloud", disable=None):
+    if args.origin is not None and up.config.domain != "sensor":
+        raise ValueError(
+            f"--origin: the weights {args.weights!r} are for clouds without viewpoint and cannot "
+            "use it; leave it out, or add --weights lidar"
+        )
+    failed, points = 0, [0, 0]
+    for source, target in progress(pairs, "cloud"):
         try:
-            _upsample_file(up, args, source, target)
+            scan, made = _upsample_file(up, args, source, target)
         except ValueError as error:  # one bad file must not stop a folder
             failed += 1
-            if failed == len(pairs):  # they are all bad: the arguments may be
+            if failed == len(pairs):
                 raise
-            say(f"skipped {source.name}: {one_line(error)}")
+            say(f"skipped {one_line(error)}")
+            continue
+        points = [points[0] + len(scan.points), points[1] + made]
+        left_out = f" ({scan.dropped} not finite left out)" if scan.dropped else ""
+    if len(pairs) == 1:
+        tell(f"{target}: {points[0]} points{left_out} became {points[1]}")
+    else:
+        done = f"{len(pairs) - failed} of {len(pairs)} clouds"
+        tell(f"{args.output}: {done}, {points[0]:,} points became {points[1]:,}")
     return 1 if failed else 0
 
 
-def _upsample_file(up, args: argparse.Namespace, source: Path, target: Path) -> str:
-    """Read, upsample and write one cloud; what to say about it."""
+def _upsample_file(up, args: argparse.Namespace, source: Path, target: Path):
+    """Read, upsample and write one cloud: what was read, and how many points were written."""
     from apusmog_core.data import read_points, write_points
 
     scan = read_points(source)
-    dense = up.upsample(scan.points, args.ratio, args.keep_measured, args.origin)
-    if not len(dense):
-        raise ValueError(f"{source}: ratio {args.ratio:g} leaves none of {len(scan.points)} points")
+    if scan.ring is not None and args.origin is None:
+        warnings.warn(SCAN_HINT.format(source), stacklevel=1)
+    try:
+        with waiting(f"upsampling {len(scan.points):,} points"):
+            dense = up.upsample(scan.points, args.ratio, args.keep_measured, args.origin)
+        if not len(dense):
+            raise ValueError(f"ratio {args.ratio:g} leaves none of {len(scan.points)} points")
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
     write_points(target, dense, _nearest_intensity(scan, dense))
-    left_out = f" ({scan.dropped} not finite left out)" if scan.dropped else ""
-    return f"{target}: {len(scan.points)} points{left_out} became {len(dense)}"
+    return scan, len(dense)
+
+
+SCAN_HINT = (
+    "{} has the rings of a LiDAR scan; 'apusmog scan' finds its objects and makes them dense, "
+    "and --weights lidar --origin 0 0 0 upsamples one object"
+)
 
 
 def _pairs(source: Path, target: Path) -> list[tuple[Path, Path]]:
     """Files to read and to write; ValueError before any work where one of them cannot be."""
+    from apusmog_core.data import is_recording
     from apusmog_core.data.clouds import READERS, WRITERS
     from apusmog_core.files import check_output
 
@@ -88,11 +112,15 @@ def _pairs(source: Path, target: Path) -> list[tuple[Path, Path]]:
         raise ValueError(f"{source}: no such file or folder")
     if not source.is_dir():
         check_output(target, source)
+        if is_recording(source):
+            raise ValueError(f"{source}: a recording of scans; use: apusmog scan {source} {target}")
         if target.suffix.lower() not in WRITERS:
             raise ValueError(f"{target}: unknown kind of file; known: {', '.join(WRITERS)}")
         target.parent.mkdir(parents=True, exist_ok=True)
         return [(source, target)]
     files = sorted(file for file in source.iterdir() if file.suffix.lower() in READERS)
+    if not files and is_recording(source):
+        raise ValueError(f"{source}: a recording of scans; use: apusmog scan {source} {target}")
     if not files:
         raise ValueError(f"{source}: no clouds in this folder; known: {', '.join(READERS)}")
     if source.resolve() == target.resolve():
@@ -150,8 +178,11 @@ def mesh(args: argparse.Namespace) -> None:
         raise ValueError(f"{args.output}: unknown kind of mesh; known: {', '.join(MESHES)}")
     check_output(args.output, args.input)
     scan = read_points(args.input)
-    dense = load(args).upsample(scan.points, args.ratio, origin=args.origin)
-    vertices, triangles = reconstruct(dense, args.output, args.origin, args.depth, args.trim)
+    up = load(args)
+    with waiting(f"upsampling {len(scan.points):,} points"):
+        dense = up.upsample(scan.points, args.ratio, origin=args.origin)
+    with waiting(f"reconstructing a surface from {len(dense):,} points"):
+        vertices, triangles = reconstruct(dense, args.output, args.origin, args.depth, args.trim)
     tell(f"{args.output}: {vertices} vertices, {triangles} triangles from {len(dense)} points")
 
 
@@ -163,7 +194,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sensor",
         default="HDL-64E",
-        help="HDL-64E, VLP-16, VLP-32C, OS1-64 or OS1-128 (%(default)s)",
+        help="HDL-64E (%(default)s), VLP-16 ...; an unknown name lists all",
     )
     parser.add_argument(
         "--meshes",
@@ -175,16 +206,14 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
 
 
 def simulate(args: argparse.Namespace) -> None:
-    from tqdm import tqdm
-
     from apusmog_core.files import check_new_folder
     from apusmog_core.simulate.sensor import Sensor
     from apusmog_core.simulate.street import drive, write_kitti
 
     check_new_folder(args.output)
     scans = drive(args.frames, args.seed, Sensor.named(args.sensor), args.meshes)
-    count = write_kitti(tqdm(scans, total=args.frames, unit="scan", disable=None), args.output)
-    tell(f"{args.output}: {count} scans")
+    count = write_kitti(progress(scans, "scan", args.frames), args.output)
+    tell(f"{args.output}: {count} scans of a simulated {args.sensor}")
 
 
 def add_bag(parser: argparse.ArgumentParser) -> None:
@@ -202,12 +231,29 @@ def add_bag(parser: argparse.ArgumentParser) -> None:
 def bag(args: argparse.Namespace) -> None:
     from apusmog_core.data.bag_writer import convert
 
-    tell(f"{args.output}: {convert(args.kitti, args.output, args.format)} scans")
+    with waiting(f"converting {args.kitti}"):
+        count = convert(args.kitti, args.output, args.format)
+    tell(f"{args.output}: {count} scans")
+
+
+def add_samples(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("output", type=Path, metavar="OUT", help="the folder to write")
+
+
+def samples(args: argparse.Namespace) -> None:
+    from apusmog_core.samples import write_samples
+
+    for path, about in write_samples(args.output).items():
+        tell(f"{path}: {about}")
 
 
 def add_view(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "files", type=Path, nargs="+", metavar="FILE", help="clouds, bags or folders"
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="clouds, bags or folders; up to four single clouds are shown side by side",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("view.html"), help="the page (%(default)s)"
@@ -220,9 +266,22 @@ def add_view(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="also show the objects upsampled by these ratios",
     )
+    add_settings(parser, "cluster.min_points=8")
 
 
 def view(args: argparse.Namespace) -> None:
     from apusmog_core.view import view
 
-    tell(str(view(args.files, args.out, args.ratio)))
+    if args.set and not args.ratio:
+        raise ValueError("--set: settings of the pipeline need objects to show; add --ratio R")
+    pipeline = load_pipeline(args) if args.ratio else None
+    page, notice = view(
+        args.files,
+        args.out,
+        args.ratio,
+        pipeline,
+        progress=lambda scans, total: progress(scans, "scan", total),
+    )
+    if notice:
+        say(notice)
+    tell(f"{page}: open it in a browser")

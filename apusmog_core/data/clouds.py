@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Point clouds in files: .bin (KITTI), .pcd, .ply, .npy and .xyz, read and written."""
+"""Point clouds in files: .bin (KITTI), .pcd, .ply, .npy, .npz and .xyz, read and written."""
 
 from __future__ import annotations
 
 import warnings
+import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from .records import read_pcd, read_ply, write_pcd, write_ply
 
 SCAN_PERIOD = 0.1  # seconds between scans where nothing else is known
 EXACT_M = 5e-4  # metres that a coordinate may move when it is stored: it keeps its millimetres
+READ_OTHERWISE = ("x", "y", "z", "intensity", "i", "ring", "_", "")  # "_": padding of a .pcd
+MOST_EXPANSION = 100  # times the size of a file that its compressed content may have
 FARTHEST = float(np.finfo(np.float32).max)  # coordinates beyond are no coordinates
 
 
@@ -29,6 +32,9 @@ class Scan:
     stamp: float = 0.0  # seconds
     name: str = ""
     dropped: int = 0  # points removed because they were not finite
+    fields: dict[str, np.ndarray] = field(default_factory=dict)  # all others of the input, (n,)
+    frame: str = ""  # of a message
+    stamp_ns: int | None = None  # of a message: seconds as a float are not exact
 
 
 class ScanFiles:
@@ -47,7 +53,7 @@ class ScanFiles:
         scan = read_points(self.files[index])
         index = range(len(self.files))[index]  # from the end as well
         stamp = self.stamps[index] if self.stamps is not None else index * SCAN_PERIOD
-        return Scan(scan.points, scan.intensity, scan.ring, stamp, scan.name, scan.dropped)
+        return replace(scan, stamp=stamp)
 
     def __iter__(self) -> Iterator[Scan]:
         self.skipped = 0
@@ -70,7 +76,7 @@ def read_points(path: str | Path) -> Scan:
     try:
         if path.exists() and not path.is_file():
             raise ValueError("not a regular file")  # a pipe could wait, a device go on, for ever
-        points, intensity, ring = reader(path)
+        points, intensity, ring, fields = reader(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
     points = narrowed(points)
@@ -78,37 +84,45 @@ def read_points(path: str | Path) -> Scan:
     if len(far):
         points = points.copy()
         points[far] = np.nan
+    everything = points
     points, intensity, ring, dropped = drop_nonfinite(points, intensity, ring)
+    if dropped:
+        fields = keep_finite(everything, fields)
     if len(points) == 0:
         raise ValueError(f"{path}: no finite point in the file")
     if path.suffix.lower() == ".bin":
         ring = rings_from_order(points)
-    return Scan(points, intensity, ring, name=path.stem, dropped=dropped)
+    return Scan(points, intensity, ring, name=path.stem, dropped=dropped, fields=fields)
 
 
 def write_points(
     path: str | Path, points: np.ndarray, intensity: np.ndarray | None = None, **fields: np.ndarray
 ) -> None:
-    """Write points (n, 3) by the file's suffix; `fields` (ring, instance...) go to .pcd and .ply.
+    """Write points (n, 3) by the file's suffix; `fields` (ring...) go to .pcd, .ply and .npz.
 
     The other formats are plain columns and hold x, y, z and intensity only.
     """
+    points = np.asarray(points)
+    if points.ndim != 2 or points.shape[1] != 3:
+        raise ValueError(f"{path}: expected points of shape (n, 3), got {points.shape}")
+    columns = dict(zip("xyz", points.T, strict=True))
+    if intensity is not None:
+        columns["intensity"] = np.asarray(intensity, np.float32)
+    write_columns(path, columns | {name: np.asarray(values) for name, values in fields.items()})
+
+
+def write_columns(path: str | Path, columns: dict[str, np.ndarray]) -> None:
+    """Write x, y, z and other columns (n,), whole or not at all, by the file's suffix."""
     path = Path(path)
     writer = WRITERS.get(path.suffix.lower())
     if writer is None:
         raise ValueError(f"{path}: unknown kind of file; known: {', '.join(WRITERS)}")
-    points = np.asarray(points)
-    if points.ndim != 2 or points.shape[1] != 3:
-        raise ValueError(f"{path}: expected points of shape (n, 3), got {points.shape}")
+    points = narrowed(np.stack([columns[axis] for axis in "xyz"], axis=1))
     bad = len(points) - np.count_nonzero(np.isfinite(points).all(axis=1))
     if bad:
         raise ValueError(f"{path}: {bad} of {len(points)} points are not finite; not written")
-    columns = dict(zip("xyz", narrowed(points).T, strict=True))
-    if intensity is not None:
-        columns["intensity"] = np.asarray(intensity, np.float32)
-    columns |= {name: np.asarray(values) for name, values in fields.items()}
     with written_whole(path) as place:
-        writer(place, columns)
+        writer(place, columns | dict(zip("xyz", points.T, strict=True)))
 
 
 def narrowed(points: np.ndarray) -> np.ndarray:
@@ -141,7 +155,8 @@ def rings_from_order(points: np.ndarray) -> np.ndarray | None:
 
 # --- columns: files that are one table of numbers ------------------------------------------------
 
-Arrays = tuple[np.ndarray, "np.ndarray | None", "np.ndarray | None"]  # points, intensity, ring
+# points, intensity, ring, other fields
+Arrays = tuple[np.ndarray, "np.ndarray | None", "np.ndarray | None", dict[str, np.ndarray]]
 
 
 def _from_table(table: np.ndarray) -> Arrays:
@@ -151,7 +166,7 @@ def _from_table(table: np.ndarray) -> Arrays:
     if table.dtype.kind not in "fiu":
         raise ValueError(f"expected numbers, found an array of {table.dtype}")
     intensity = _float32(table[:, 3]) if table.shape[1] == 4 else None
-    return np.ascontiguousarray(table[:, :3], _wide(table.dtype)), intensity, None
+    return np.ascontiguousarray(table[:, :3], _wide(table.dtype)), intensity, None, {}
 
 
 def _wide(dtype: np.dtype) -> type:
@@ -222,7 +237,9 @@ def _from_records(fields: dict[str, np.ndarray]) -> Arrays:
     kind = np.result_type(*(_wide(fields[axis].dtype) for axis in "xyz"))
     points = np.stack([fields[axis].astype(kind) for axis in "xyz"], axis=1)
     intensity = next((_float32(fields[n]) for n in ("intensity", "i") if n in fields), None)
-    return points, intensity, _rings(fields["ring"]) if "ring" in fields else None
+    ring = _rings(fields["ring"]) if "ring" in fields else None
+    others = {name: values for name, values in fields.items() if name not in READ_OTHERWISE}
+    return points, intensity, ring, others
 
 
 def _rings(values: np.ndarray) -> np.ndarray:
@@ -230,11 +247,58 @@ def _rings(values: np.ndarray) -> np.ndarray:
         return values.astype(np.int32)
 
 
+def other_fields(records: np.ndarray) -> dict[str, np.ndarray]:
+    """Fields of records (n,) that are not read otherwise; several values become several fields."""
+    columns = {}
+    for name in records.dtype.names:
+        if name in READ_OTHERWISE:
+            continue
+        values = records[name].reshape(len(records), -1)
+        if values.shape[1] == 1:
+            columns[name] = values[:, 0]
+        else:
+            columns |= {f"{name}_{i}": values[:, i] for i in range(values.shape[1])}
+    return columns
+
+
+def keep_finite(points: np.ndarray, fields: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The fields (n,) of those points (n, 3) that are finite."""
+    finite = np.isfinite(points).all(axis=1)
+    return {name: values[finite] for name, values in fields.items()}
+
+
+def _read_npz(path: Path) -> Arrays:
+    size = path.stat().st_size
+    try:
+        with zipfile.ZipFile(path) as entries:
+            announced = sum(entry.file_size for entry in entries.infolist())
+            if announced > MOST_EXPANSION * size:
+                raise ValueError(f"{size} bytes announce {announced}")
+        with np.load(path, allow_pickle=False) as stored:
+            fields = {name: stored[name] for name in stored}
+    except OSError:
+        raise
+    except Exception as error:  # headers are parsed as Python, which may fail in any way
+        raise ValueError(f"not a readable .npz archive ({error})") from error
+    shapes = {values.shape for values in fields.values()}
+    kinds = {values.dtype.kind for values in fields.values()}
+    if len(shapes) != 1 or len(*shapes) != 1 or not kinds <= set("fiub"):
+        raise ValueError("expected columns of numbers, x, y, z and others, all of one length")
+    return _from_records(fields)
+
+
+def _write_npz(path: Path, columns: dict[str, np.ndarray]) -> None:
+    if "file" in columns:  # numpy's own name for the first argument
+        raise ValueError(f"{path.name}: .npz files cannot hold a field named 'file'; use .ply")
+    np.savez_compressed(path, **columns)
+
+
 READERS = {
     ".bin": _read_bin,
     ".pcd": lambda path: _from_records(read_pcd(path)),
     ".ply": lambda path: _from_records(read_ply(path)),
     ".npy": _read_npy,
+    ".npz": _read_npz,
     ".xyz": _read_xyz,
 }
 WRITERS = {
@@ -242,5 +306,6 @@ WRITERS = {
     ".pcd": write_pcd,
     ".ply": write_ply,
     ".npy": _write_npy,
+    ".npz": _write_npz,
     ".xyz": _write_xyz,
 }

@@ -131,12 +131,18 @@ def _check_size(file: BinaryIO, count: int, least: int) -> None:
 def _read_text(file: BinaryIO, layout: Layout, count: int) -> Fields:
     columns = sum(values for *_, values in layout)
     _check_size(file, count, max(2 * columns - 1, 1))  # a digit and a space or line end for each
+    kinds = {name: kind for name, kind, _ in reversed(layout)}
     firsts = np.cumsum([0] + [values for *_, values in layout]).tolist()
     rows = [file.readline().split() for _ in range(count)]
     if any(len(row) < columns for row in rows):
         raise ValueError(f"fewer than the {count} points that the header announces")
     table = np.array([row[:columns] for row in rows], np.float64).reshape(count, columns)
-    return {name: table[:, firsts[at]] for name, at in _first_of_each(layout).items()}
+    fields = {name: table[:, firsts[at]] for name, at in _first_of_each(layout).items()}
+    with np.errstate(invalid="ignore", over="ignore"):
+        return {  # text may have more digits than the type that the header names
+            name: values if name in "xyz" else values.astype(kinds[name])
+            for name, values in fields.items()
+        }
 
 
 def _read_binary(file: BinaryIO, layout: Layout, count: int) -> Fields:
@@ -188,14 +194,22 @@ def _first_of_each(layout: Layout) -> dict[str, int]:
 
 
 def to_records(columns: Fields) -> np.ndarray:
-    """Columns as little-endian records; flags become bytes, 64-bit integers 32-bit ones."""
-    smaller = {"b1": "u1", "i8": "i4", "u8": "u4", "f2": "f4"}
-    kinds = {name: values.dtype.str[1:] for name, values in columns.items()}
-    dtype = np.dtype([(name, "<" + smaller.get(kind, kind)) for name, kind in kinds.items()])
+    """Columns as little-endian records, in types that all readers know."""
+    dtype = np.dtype([(name, "<" + _common_type(values)) for name, values in columns.items()])
     records = np.empty(len(columns["x"]), dtype)
     for name, values in columns.items():
         records[name] = values
     return records
+
+
+def _common_type(values: np.ndarray) -> str:
+    """Flags become bytes; 64-bit integers 32-bit ones, or double where they do not fit."""
+    kind = values.dtype.str[1:]
+    if kind in ("i8", "u8"):
+        low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+        small = {"i8": "i4", "u8": "u4"}[kind]
+        return small if np.iinfo(small).min <= low and high <= np.iinfo(small).max else "f8"
+    return {"b1": "u1", "f2": "f4"}.get(kind, kind)
 
 
 def write_pcd(path: Path, columns: Fields) -> None:

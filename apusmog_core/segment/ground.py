@@ -9,7 +9,7 @@ import threading
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from ..compute import machine_code
+from ..compute import machine_code, silenced
 from ..config import GroundConfig
 
 PLENTY, ENOUGH = 35.0, 20_000  # metres to all sides within which so many points tell of the others
@@ -147,4 +147,5 @@ def _patchwork(config: GroundConfig):
     parameters = pypatchworkpp.Parameters()
     parameters.sensor_height = config.sensor_height
     parameters.enable_RNR = False  # its reflection filter needs intensities on KITTI's scale
-    return pypatchworkpp.patchworkpp(parameters)
+    with silenced():
+        return pypatchworkpp.patchworkpp(parameters)
