@@ -31,6 +31,10 @@ def written_whole(path: str | Path) -> Iterator[Path]:
         if path.is_file():
             shutil.copymode(path, beside / path.name)
         os.replace(beside / path.name, path)
+    except OSError as error:
+        if error.errno:  # a full disk names no file, or the one beside
+            error.filename = str(path)
+        raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

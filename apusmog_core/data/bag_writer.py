@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,32 +33,39 @@ def convert(kitti_dir: str | Path, out: str | Path, format: str = "mcap") -> int
         from rosbags.typesys import Stores, get_typestore
     except ImportError as error:
         raise ValueError("bags need rosbags: pip install rosbags") from error
-    drive = KittiDrive(kitti_dir)
-    store = get_typestore(Stores.ROS2_JAZZY)
-    plugin = StoragePlugin[format.upper()]
-    with written_whole(out) as place, Writer(place, version=9, storage_plugin=plugin) as bag:
+    drive, plugin = KittiDrive(kitti_dir), StoragePlugin[format.upper()]
+    try:
+        with written_whole(out) as place, Writer(place, version=9, storage_plugin=plugin) as bag:
+            written = _write_drive(drive, bag, get_typestore(Stores.ROS2_JAZZY))
+            if not written:
+                raise ValueError(f"{kitti_dir}: no scan could be read; no bag is written")
+    except sqlite3.Error as error:  # a full disk, for one
+        raise OSError(f"{out}: the bag could not be written ({error})") from error
+    return written
 
-        def writer(topic: str, kind: str):
-            connection = bag.add_connection(topic, kind, typestore=store)
-            return lambda stamp, msg: bag.write(connection, stamp, store.serialize_cdr(msg, kind))
 
-        write_cloud = writer(TOPIC, "sensor_msgs/msg/PointCloud2")
+def _write_drive(drive: KittiDrive, bag, store) -> int:
+    """Scans and poses to an open bag; the number of scans that could be read."""
+
+    def writer(topic: str, kind: str):
+        connection = bag.add_connection(topic, kind, typestore=store)
+        return lambda stamp, msg: bag.write(connection, stamp, store.serialize_cdr(msg, kind))
+
+    write_cloud = writer(TOPIC, "sensor_msgs/msg/PointCloud2")
+    if drive.poses is not None:
+        write_pose = writer("/tf", "tf2_msgs/msg/TFMessage")
+    written = 0
+    for at, file in enumerate(drive.files):
+        stamp = round(drive.stamps[at] * 1e9)
+        try:
+            data = read_bin(file)
+        except (OSError, ValueError) as error:
+            warnings.warn(f"skipped {error}", stacklevel=2)
+            continue
         if drive.poses is not None:
-            write_pose = writer("/tf", "tf2_msgs/msg/TFMessage")
-        written = 0
-        for at, file in enumerate(drive.files):
-            stamp = round(drive.stamps[at] * 1e9)
-            try:
-                data = read_bin(file)
-            except (OSError, ValueError) as error:
-                warnings.warn(f"skipped {error}", stacklevel=2)
-                continue
-            if drive.poses is not None:
-                write_pose(stamp, _pose(store.types, stamp, drive.poses[at]))
-            write_cloud(stamp, _cloud(store.types, stamp, FRAME, np.frombuffer(data, KITTI_POINT)))
-            written += 1
-        if not written:
-            raise ValueError(f"{kitti_dir}: no scan could be read; no bag is written")
+            write_pose(stamp, _pose(store.types, stamp, drive.poses[at]))
+        write_cloud(stamp, _cloud(store.types, stamp, FRAME, np.frombuffer(data, KITTI_POINT)))
+        written += 1
     return written
 
 

@@ -126,4 +126,7 @@ def save(network: ApuSmog, path: str | Path, card: dict[str, Any], half: bool = 
 def store(content: dict[str, Any], path: Path) -> None:
     """A file of PyTorch, written in one step: there is the old one, or all of the new."""
     with written_whole(path) as place:
-        torch.save(content, place)
+        try:
+            torch.save(content, place)
+        except RuntimeError as error:  # as PyTorch calls a full disk
+            raise OSError(f"{path}: could not be written ({error})") from error
