@@ -85,9 +85,9 @@ def test_a_malformed_cloud_is_one_line_that_names_it_and_exit_code_2(name, tmp_p
     path = tmp_path / name
     path.write_bytes(CLOUDS[name])
     assert cli.main(["view", str(path), "--out", str(tmp_path / "page.html")]) == 2
-    *skipped, last = capsys.readouterr().err.strip().splitlines()
-    assert len(skipped) == 1 and f"skipped {path}: " in skipped[0]
-    assert last.startswith("apusmog: error: ") and os.listdir(tmp_path) == [name]
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1 and said[0].startswith(f"apusmog: error: {path}: ")
+    assert os.listdir(tmp_path) == [name]
 
 
 def test_a_pipe_in_a_folder_is_skipped_and_named_and_the_exit_code_says_so(tmp_path, capsys):
@@ -98,6 +98,21 @@ def test_a_pipe_in_a_folder_is_skipped_and_named_and_the_exit_code_says_so(tmp_p
     assert cli.main(["view", str(tmp_path), "--out", str(page)]) == 1
     said = capsys.readouterr().err
     assert all(f"{name}.ply: not a regular file" in said for name in "bc") and page.is_file()
+
+
+def test_a_bag_that_expands_without_end_is_stopped(tmp_path, capsys):
+    rosbag2 = pytest.importorskip("rosbags.rosbag2")
+    from rosbags.typesys import Stores, get_typestore
+
+    kind, store = "sensor_msgs/msg/PointCloud2", get_typestore(Stores.ROS2_JAZZY)
+    writer = rosbag2.Writer(tmp_path / "bag", version=9, storage_plugin=rosbag2.StoragePlugin.MCAP)
+    writer.set_compression(rosbag2.CompressionMode.STORAGE, rosbag2.CompressionFormat.ZSTD)
+    with writer:
+        connection = writer.add_connection("/points", kind, typestore=store)
+        for size in (10**5, 3 * 10**7):
+            writer.write(connection, size, bytes(size))
+    assert cli.main(["view", str(tmp_path / "bag"), "--out", str(tmp_path / "page.html")]) == 2
+    assert "expands beyond 1048576" in capsys.readouterr().err
 
 
 # --- millimetres ----------------------------------------------------------------------------------

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
 from .clouds import Scan, keep_finite, other_fields
+from .expansion import bound_rosbags
 from .pointcloud2 import decode, structured
 
 POINT_CLOUD = "sensor_msgs/msg/PointCloud2"  # rosbags gives ROS 1 types ROS 2 names
@@ -33,6 +34,10 @@ class BagScans:
             raise ValueError(f"{self.path}: no clouds on {topic}; there are: {', '.join(counts)}")
         self.topic = topic or max(counts, key=lambda name: counts[name])
         self.count = counts[self.topic]
+        files = self.path.rglob("*") if self.path.is_dir() else [self.path]
+        size = sum(file.stat().st_size for file in files if file.is_file())
+        if self.count > size:
+            raise ValueError(f"{self.path}: {size} bytes announce {self.count} messages")
 
     def __len__(self) -> int:
         return self.count
@@ -77,6 +82,8 @@ class BagScans:
             from rosbags.typesys import Stores, get_typestore
         except ImportError as error:
             raise ValueError(f"{self.path}: bags need rosbags: pip install rosbags") from error
+        with suppress(ImportError, AttributeError):  # another version: as it is
+            bound_rosbags()
         try:
             # old rosbag2 recordings do not carry their message definitions
             reader = AnyReader([self.path], default_typestore=get_typestore(Stores.ROS2_JAZZY))

@@ -38,7 +38,7 @@ class Scan:
 
 
 class ScanFiles:
-    """A folder's files as scans; iterating skips a bad file, with a warning, and counts it."""
+    """Files as scans; iterating skips a bad one of many, with a warning, and counts it."""
 
     def __init__(self, files: Sequence[Path], stamps: Sequence[float] | None = None):
         self.files = list(files)
@@ -61,6 +61,8 @@ class ScanFiles:
             try:
                 scan = self[index]
             except ValueError as error:
+                if len(self.files) == 1:
+                    raise
                 self.skipped += 1
                 warnings.warn(f"skipped {error}", stacklevel=2)
                 continue
@@ -141,6 +143,8 @@ def rings_from_order(points: np.ndarray) -> np.ndarray | None:
 
     A new ring starts where the azimuth falls back; None where the order holds no rings.
     """
+    if len(points) < 2:
+        return None
     azimuth = np.mod(np.arctan2(points[:, 1], points[:, 0]), 2 * np.pi)
     step = np.diff(azimuth)
     if np.median(step) < 0:  # a sensor that turns clockwise
