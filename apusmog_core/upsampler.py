@@ -16,6 +16,7 @@ from .dense import Dense
 from .geometry import farthest
 from .model import ApuSmog
 from .sensor.grow import RayUpsampler
+from .sensor.view import ObjectScan
 from .surface.grow import SurfaceUpsampler
 from .weights import load_network
 
@@ -118,6 +119,10 @@ class Upsampler:
             replace(r, points=_as_stored(r.points, c)) for r, c in zip(results, clouds, strict=True)
         ]
 
+    def upsample_scan(self, scan: ObjectScan, counts: Sequence[int]) -> list[Dense]:
+        """The new points of each object of a scan, counts[i] of object i less its own."""
+        return self.way.grow(scan, np.asarray(counts), True, self.seed)
+
     def _checked_origin(self, origin: Sequence[float] | None) -> np.ndarray | None:
         if self.config.domain != "sensor":
             return None
@@ -135,7 +140,13 @@ class Upsampler:
         """More points than there are: the work proper."""
         try:
             if origin is not None:
-                return self.way.grow(clouds, counts, keep_measured, origin, self.seed)
+                scan = ObjectScan.of_clouds(clouds, origin)
+                grown = self.way.grow(scan, counts, keep_measured, self.seed)
+                moved = [replace(dense, points=dense.points + origin) for dense in grown]
+                if not keep_measured:
+                    return moved
+                pairs = zip(clouds, moved, strict=True)
+                return [Dense.concatenate((Dense.measured(c), dense)) for c, dense in pairs]
             pairs = zip(clouds, counts, strict=True)
             return [self.way.grow(c, n, keep_measured, self.seed) for c, n in pairs]
         except torch.cuda.OutOfMemoryError:

@@ -11,6 +11,7 @@ import torch
 
 from ..config import ModelConfig
 from ..model import ApuSmog
+from ..sensor.network import RayNetwork
 from ..settings import from_dict, to_dict
 
 FOLDER = Path(__file__).parent
@@ -45,11 +46,16 @@ def read(name: str | Path) -> dict[str, Any]:
     return stored
 
 
+def build_network(config: ModelConfig) -> ApuSmog | RayNetwork:
+    """A network with random weights, of the sensor's sphere or of the paper's."""
+    return RayNetwork(config) if config.domain == "sensor" else ApuSmog(config)
+
+
 def load_network(name: str | Path) -> ApuSmog:
     """A network with stored weights, in float32 on the CPU."""
     stored = read(name)
     try:
-        network = ApuSmog(from_dict(ModelConfig, stored["model"]))
+        network = build_network(from_dict(ModelConfig, stored["model"]))
         network.load_state_dict({k: v.float() for k, v in stored["state"].items()})
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"{find(name)}: weights of another version ({error})") from error
