@@ -160,7 +160,7 @@ def found_cases(
     segment = Segmenter()
     cases = []
     for scan in scans_with_rings(scans, frames):
-        _, instance = segment(scan.points)
+        _, instance = segment(scan.points, scan.ring)
         rays = metrics.MeasuredRays(scan.points)
         for j in range(1, instance.max(initial=0) + 1):
             index = np.flatnonzero(instance == j)
