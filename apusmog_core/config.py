@@ -171,19 +171,28 @@ class TrainConfig:
 @dataclass(frozen=True)
 class RangeConfig:
     min: float = setting(1.5, "nearest range of an object point, metres", low=0.0, high=1000.0)
-    max: float = setting(60.0, "farthest range of an object point, metres", low=0.1, high=1000.0)
+    max: float = setting(75.0, "farthest range of an object point, metres", low=0.1, high=1000.0)
 
 
 @dataclass(frozen=True)
 class GroundConfig:
     method: str = setting(
         "auto",
-        "how ground is found; auto is patchwork where pypatchworkpp is installed, else grid",
+        "how ground is found; auto: along the rings where known, else patchwork or grid",
         choices=("auto", "patchwork", "grid", "none"),
     )
-    sensor_height: float = setting(1.73, "sensor above ground, metres", low=0.0, high=20.0)
-    roll: float = setting(0.0, "mounting roll, degrees", low=-45.0, high=45.0)
-    pitch: float = setting(0.0, "mounting pitch, degrees", low=-45.0, high=45.0)
+    sensor_height: float = setting(
+        0.0,
+        "sensor above ground, metres; 0: height, roll and pitch are estimated",
+        low=0.0,
+        high=20.0,
+    )
+    roll: float = setting(
+        0.0, "mounting roll, degrees, if sensor_height is set", low=-180.0, high=180.0
+    )
+    pitch: float = setting(
+        0.0, "mounting pitch, degrees, if sensor_height is set", low=-90.0, high=90.0
+    )
     cell: float = setting(0.5, "cell of the grid method, metres", low=0.05, high=10.0)
     thickness: float = setting(0.15, "points this close above ground are ground", low=0.0, high=2.0)
 

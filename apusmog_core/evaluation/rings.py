@@ -33,21 +33,20 @@ class KeptScan:
 
     points: np.ndarray  # (n, 3), in the sensor's frame
     ring: np.ndarray  # (n,)
-    ground: np.ndarray  # (n,) bool
+    height: np.ndarray | None  # (n,) above the ground
     rays: metrics.MeasuredRays  # of all rings
 
 
 def keep_rings(points: np.ndarray, ring: np.ndarray, stride: int) -> tuple[KeptScan, np.ndarray]:
     """Every `stride`-th ring of a scan (n, 3), and the row (n,) of each point in it, or -1."""
-    from ..config import GroundConfig
-    from ..segment import Ground
+    from ..segment import Segmenter
 
     kept = np.flatnonzero(ring % stride == 0)
     row = np.full(len(points), -1)
     row[kept] = np.arange(len(kept))
     given = points[kept]
-    ground = Ground(GroundConfig())(np.ascontiguousarray(given, np.float32))
-    return KeptScan(given, ring[kept], ground, metrics.MeasuredRays(points)), row
+    height = Segmenter().find(np.ascontiguousarray(given, np.float32), ring[kept]).height
+    return KeptScan(given, ring[kept], height, metrics.MeasuredRays(points)), row
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +192,7 @@ def found_cases(
     segment = Segmenter()
     cases = []
     for scan in scans_with_rings(scans, frames):
-        _, instance = segment(scan.points)
+        _, instance = segment(scan.points, scan.ring)
         kept, row = keep_rings(scan.points, scan.ring, stride)
         for j in range(1, instance.max(initial=0) + 1):
             index = np.flatnonzero(instance == j)
@@ -270,7 +269,7 @@ def upsample_rings(up: Upsampler, cases: list[RingCase]) -> list[np.ndarray]:
         for number, i in enumerate(index, start=1):
             instance[cases[i].rows] = number
         counts = [len(cases[i].full) for i in index]
-        seen = ObjectScan(scan.points, instance, scan.ring, scan.ground)
+        seen = ObjectScan(scan.points, instance, scan.ring, scan.height)
         for i, result in zip(index, up.upsample_scan(seen, counts), strict=True):
             results[i] = np.concatenate((cases[i].points, result.points))
     return results

@@ -38,7 +38,7 @@ class ObjectScan:
     points: np.ndarray  # (n, 3) about the sensor
     instance: np.ndarray  # (n,) 1.. for objects, 0 for the rest
     ring: np.ndarray | None = None  # (n,) any integers, one for each laser
-    ground: np.ndarray | None = None  # (n,) bool, or not known
+    height: np.ndarray | None = None  # (n,) above the ground, nan where that is not known
     whole: bool = True  # False: the surroundings of the objects are missing
 
     @classmethod
@@ -165,15 +165,14 @@ def look_around(scan: ObjectScan) -> ObjectGraph:
     sizes = np.bincount(scan.instance[rows], minlength=1)[1:]
     place = np.full(len(scan.points), -1, np.int64)
     place[rows] = np.arange(len(rows))
-    floor = ground_below(scan, rows, sizes)
+    height = np.full(len(rows), np.nan, np.float32)
+    if scan.height is not None:
+        height[:] = scan.height[rows]
     found = _look(polar, rings.number, column, images, rows, place, rings.elevation, rings.height)
     neighbours, offsets, context, steps, aside, ends = found
-    objects = _object_scalars(
-        scan.points, polar, rings.number, rows, sizes, floor, len(rings.elevation)
-    )
+    objects = _object_scalars(polar, rings.number, rows, sizes, height, len(rings.elevation))
     cloud = np.repeat(np.arange(len(sizes)), sizes)
-    known = (scan.points, polar, rows, cloud, floor, objects, steps)
-    _scalars(context, *known, rings.step, scan.whole)
+    _scalars(context, polar, rows, cloud, height, objects, steps, rings.step, scan.whole)
     mine = rings.number[rows]
     border = np.stack((mine == len(rings.elevation) - 1, mine == 0), axis=1)
     links = (neighbours, offsets, context, steps, aside, ends, border)
@@ -353,7 +352,7 @@ def _look(polar, number, columns_of, images, rows, place, elevation, height):
 
 
 @machine_code
-def _object_scalars(points, polar, number, rows, sizes, floor, rings):
+def _object_scalars(polar, number, rows, sizes, height, rings):
     """For each object (objects, 6): bottom and top above ground, width, depth, rings, and how many
     rings of the sensor lie above its highest."""
     result = np.zeros((len(sizes), 6), np.float32)
@@ -364,12 +363,12 @@ def _object_scalars(points, polar, number, rows, sizes, floor, rings):
         first = polar[rows[begin], 0]
         for a in range(begin, begin + sizes[o]):
             i = rows[a]
-            low, high = min(low, points[i, 2]), max(high, points[i, 2])
+            low, high = min(low, height[a]), max(high, height[a])  # nan compares as false
             near, far = min(near, polar[i, 2]), max(far, polar[i, 2])
             turn = _turn(polar[i, 0] - first)
             left, right = min(left, turn), max(right, turn)
             lowest, highest = min(lowest, number[i]), max(highest, number[i])
-        result[o, 0], result[o, 1] = low - floor[o], high - floor[o]
+        result[o, 0], result[o, 1] = low, high
         result[o, 2] = (right - left) * np.exp(near)
         result[o, 3] = np.exp(far) - np.exp(near)
         result[o, 4], result[o, 5] = highest - lowest + 1, rings - 1 - highest
@@ -378,10 +377,10 @@ def _object_scalars(points, polar, number, rows, sizes, floor, rings):
 
 
 @machine_code
-def _scalars(context, points, polar, rows, cloud, floor, objects, steps, column, whole):
+def _scalars(context, polar, rows, cloud, height, objects, steps, column, whole):
     for a in range(len(rows)):
         i, o, row = rows[a], cloud[a], context[a]
-        known = np.isfinite(floor[o])
+        known = np.isfinite(height[a])
         row[0] = polar[i, 2] + np.log(steps[a, 0])  # ln of metres between rings
         row[1] = np.log(steps[a, 0] / column) - 1
         row[2] = np.log(steps[a, 0] / steps[a, 1])
@@ -389,48 +388,11 @@ def _scalars(context, points, polar, rows, cloud, floor, objects, steps, column,
         row[4] = 1.0 if known else 0.0
         row[5] = 1.0 if whole else 0.0
         if known:
-            row[6] = min(max(points[i, 2] - floor[o], -1.0), 6.0)
+            row[6] = min(max(height[a], -1.0), 6.0)
             row[7] = min(max(objects[o, 0], -1.0), 6.0)
             row[8] = min(max(objects[o, 1], -1.0), 6.0)
+            row[13] = min(height[a] / np.exp(row[0]), 8.0)  # rings down to the ground
         row[9] = np.log1p(objects[o, 2])
         row[10] = np.log1p(objects[o, 3])
         row[11] = np.log(objects[o, 4])
         row[12] = min(objects[o, 5], 2.0)
-        row[13] = min((points[i, 2] - floor[o]) / np.exp(row[0]), 8.0) if known else 0.0
-
-
-# --- the ground under objects --------------------------------------------------------------------
-
-BESIDE, AROUND = 6.0, 40.0  # metres from an object within which ground tells its height
-MOST_GROUND = 6000  # points
-
-
-def ground_below(scan: ObjectScan, rows: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Height of the ground under each object (objects,), nan where it is not known."""
-    if scan.ground is None or not scan.ground.any() or not len(sizes):
-        return np.full(len(sizes), np.nan)
-    ground = np.asarray(scan.points[scan.ground], np.float64)
-    ground = ground[:: len(ground) // MOST_GROUND + 1]
-    starts = np.cumsum(sizes) - sizes
-    centres = np.add.reduceat(scan.points[rows, :2].astype(np.float64), starts) / sizes[:, None]
-    return _local_height(ground, centres)
-
-
-@machine_code
-def _local_height(ground, centres):
-    """Mean height of the ground near each centre; near counts for much, far for little."""
-    result = np.full(len(centres), np.nan)
-    total = np.zeros(len(centres))
-    height = np.zeros(len(centres))
-    for g in range(len(ground)):
-        for o in range(len(centres)):
-            x, y = ground[g, 0] - centres[o, 0], ground[g, 1] - centres[o, 1]
-            square = x * x + y * y
-            if square < AROUND * AROUND:
-                weight = 1 / (1 + (square / (BESIDE * BESIDE)) ** 2)
-                total[o] += weight
-                height[o] += weight * ground[g, 2]
-    for o in range(len(centres)):
-        if total[o] > 0:
-            result[o] = height[o] / total[o]
-    return result

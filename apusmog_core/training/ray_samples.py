@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     from ..simulate import Scene, Sensor
 
 PROBES = 6  # rays cast around each input point
-SENSORS = ("HDL-64E",) * 6 + ("VLP-16", "VLP-32C", "Pandar64") * 2 + (
-    "OS1-32",
-    "OS1-64",
-    "OS1-128",
-    "XT32",
+SENSORS = (
+    ("HDL-64E",) * 6
+    + ("VLP-16", "VLP-32C", "Pandar64") * 2
+    + (
+        "OS1-32",
+        "OS1-64",
+        "OS1-128",
+        "XT32",
+    )
 )
 STRIDES = {  # every how many rings are kept, by how many there are
     128: (1, 2, 4, 4, 8, 8),
@@ -36,7 +40,7 @@ STRIDES = {  # every how many rings are kept, by how many there are
     16: (1, 1, 2),
 }
 FEWEST, LARGEST = 4, 600  # points of one object
-VERSION = 7  # of the samples, for caches: raise it when they change
+VERSION = 8  # of the samples, for caches: raise it when they change
 
 
 @dataclass
@@ -80,7 +84,7 @@ def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
             labels[index] = len(truths)
     if not truths:
         return []
-    graph = look(scan, labels, kept, floor, rng)
+    graph = look(scan, labels, kept, sensor.height, rng)
     ends = np.cumsum(graph.sizes)
     return [
         _sample(truth, graph, slice(end - size, end), rng)
@@ -88,14 +92,17 @@ def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
     ]
 
 
-def look(scan, labels: np.ndarray, kept: np.ndarray, floor: float, rng) -> ObjectGraph:
+def look(scan, labels: np.ndarray, kept: np.ndarray, mounted: float, rng) -> ObjectGraph:
     """The kept rings as a node would see them; at times without ground, surroundings or rings."""
     whole, knows_ground, knows_rings = rng.random() > 0.1, rng.random() > 0.1, rng.random() > 0.1
     used = kept if whole else kept & (labels > 0)
     points = scan.points[used].astype(np.float64)
-    ground = points[:, 2] <= floor + rng.normal(0, 0.05) if knows_ground and whole else None
+    height = None
+    if knows_ground and whole:  # roads are not as flat as the simulator's
+        slope = rng.normal(0, 0.002, 2)
+        height = points[:, 2] + mounted + rng.normal(0, 0.04) + points[:, :2] @ slope
     ring = scan.ring[used] if knows_rings else None
-    return look_around(ObjectScan(points, labels[used], ring, ground, whole))
+    return look_around(ObjectScan(points, labels[used], ring, height, whole))
 
 
 def clusters(points: np.ndarray, usable: np.ndarray) -> list[np.ndarray]:
