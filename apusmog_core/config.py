@@ -86,9 +86,9 @@ PRESETS: dict[str, ModelConfig] = {
         learned_weights=True,
         refinements=0,
         width=16,
-        neighbours=9,  # the three by three rays around a point
+        neighbours=9,  # see sensor/view.py
         encoder_layers=0,
-        encoder_hidden=16,
+        encoder_hidden=32,
         decoder_hidden=32,
         decoder_layers=1,
     ),
@@ -223,6 +223,14 @@ class PipelineConfig:
         "aim at this many points per square metre, at most `ratio`; 0: the ratio for all",
         low=0.0,
         high=1e6,
+    )
+    min_confidence: float = setting(
+        0.0, "new points below are left out; 0: the exact count", low=0.0, high=1.0
+    )
+    spread: str = setting(
+        "rings",
+        "where new points go: on whole rings of a denser sensor, or as far apart across as along",
+        choices=("rings", "even"),
     )
     weights: str = setting("lidar", "a shipped name or a file")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")

@@ -14,6 +14,7 @@ from .config import PipelineConfig
 from .dense import Dense
 from .segment import Mounting, Segmenter, rows_by_label, timed
 from .sensor.neighbours import find_returns, nearest_seen
+from .sensor.view import ObjectScan
 
 SENSOR = (0.0, 0.0, 0.0)  # scans are in the sensor's frame
 SMALLEST_SIDE = 0.1  # metres; a pole seen as one line of points still has an area
@@ -161,43 +162,45 @@ class ScanPipeline:
 
         # 5. the network; measured points come first
         with timed(timings, "upsample"):
-            grow = np.flatnonzero(served & (counts > 0))
-            dense = [Dense.measured(cloud) for cloud in clouds]
-            for i in np.flatnonzero(counts == 0):
-                dense[i] = Dense.measured(clouds[i][:0])
-            if len(grow):
-                results = self._upsample([clouds[i] for i in grow], counts[grow])
-                for i, result in zip(grow, results, strict=True):
-                    dense[i] = result
+            dense = self._upsample(segments, served, counts)
         self._learn_pace(timings["upsample"], self._new(counts, sizes)[served].sum())
 
-        # 6. where the points come from
+        # 6. where the points come from, and which are sure enough
         kept = np.where(served & (counts >= sizes) & (not self.config.keep_measured), 0, sizes)
         generated = [np.arange(count) >= keep for count, keep in zip(counts, kept, strict=True)]
         generated = np.concatenate(generated) if len(clouds) else np.zeros(0, bool)
         whole = Dense.concatenate(dense)
+        points = whole.points.astype(np.float32, copy=False)
         instance = np.repeat(np.arange(1, len(clouds) + 1, dtype=np.uint32), counts)
         with timed(timings, "source"):
             threads = getattr(self.upsampler, "threads", 1)
-            source = _source(segments, whole.points, generated, rows, counts, threads)
-        timings["total"] = sum(timings.values())
-        return DenseScan(
-            whole.points,
+            source = _source(segments, points, generated, rows, counts, threads)
+        columns = (
+            points,
             segments.intensity[source],
             instance,
             generated,
             whole.confidence,
             source,
-            segments,
-            ratio,
-            limited,
-            timings,
         )
+        if self.config.min_confidence:
+            sure = ~generated | (whole.confidence >= self.config.min_confidence)
+            columns = (column[sure] for column in columns)
+        timings["total"] = sum(timings.values())
+        return DenseScan(*columns, segments, ratio, limited, timings)
 
-    def _upsample(self, clouds: list[np.ndarray], counts: np.ndarray) -> list[Dense]:
-        return self.upsampler.upsample_to(
-            clouds, counts.tolist(), self.config.keep_measured, SENSOR
-        )
+    def _upsample(self, segments: Segments, served: np.ndarray, counts: np.ndarray) -> list[Dense]:
+        """All instances (k,), those served with as many points as counted."""
+        dense = [Dense.measured(segments.points[rows]) for rows in segments.instances()]
+        chosen = np.flatnonzero(served)
+        number = np.zeros(len(dense) + 1, np.int64)
+        number[chosen + 1] = np.arange(1, len(chosen) + 1)
+        labels = number[segments.instance]
+        scan = ObjectScan(segments.points, labels, segments.ring, segments.height)
+        options = (counts[chosen].tolist(), self.config.keep_measured, self.config.spread)
+        for i, result in zip(chosen, self.upsampler.upsample_scan(scan, *options), strict=True):
+            dense[i] = result
+        return dense
 
     def _ratios(self, clouds: list[np.ndarray], sizes: np.ndarray, ratio: float) -> np.ndarray:
         """Ratio of each instance: constant, or up to a density, so that far objects gain most."""
@@ -250,7 +253,7 @@ class ScanPipeline:
 
     def _milliseconds(self, cloud: np.ndarray, ratio: int) -> float:
         start = time.perf_counter()
-        self._upsample([cloud], np.array([ratio * len(cloud)]))
+        self.upsampler.upsample_to([cloud], [ratio * len(cloud)], True, SENSOR)
         return 1e3 * (time.perf_counter() - start)
 
     def _learn_pace(self, ms: float, new_points: int) -> None:

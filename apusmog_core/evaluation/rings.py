@@ -271,7 +271,7 @@ def upsample_rings(up: Upsampler, cases: list[RingCase]) -> list[np.ndarray]:
         counts = [len(cases[i].full) for i in index]
         seen = ObjectScan(scan.points, instance, scan.ring, scan.height)
         for i, result in zip(index, up.upsample_scan(seen, counts), strict=True):
-            results[i] = np.concatenate((cases[i].points, result.points))
+            results[i] = result.points
     return results
 
 

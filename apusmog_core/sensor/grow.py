@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import torch
 
@@ -15,8 +13,6 @@ from .lattice import LATTICE, best_of_each, judge_rays, lattice_rays, lattice_sh
 from .losses import LARGEST_INTENSITY
 from .network import EncodedRays, RayNetwork
 from .view import ObjectGraph, ObjectScan, look_around, part_of, ray_points
-
-WHOLE = bool(int(os.environ.get("WHOLE", "0")))
 
 
 class RayUpsampler:
@@ -31,31 +27,49 @@ class RayUpsampler:
         self._rays = CompiledRayNetwork(network) if plain else TorchRays(network, device, dtype)
 
     def grow(
-        self, scan: ObjectScan, counts: np.ndarray, keep_measured: bool, seed: int = 0
+        self,
+        scan: ObjectScan,
+        counts: np.ndarray,
+        keep_measured: bool,
+        seed: int = 0,
+        spread: str = "rings",
     ) -> list[Dense]:
         """New points for each object, so many that there are counts[i] with those kept."""
         graph = look_around(scan)
-        counts = np.asarray(counts)
-        new = np.maximum(counts - graph.sizes, 0) if keep_measured else counts
+        new = counts - graph.sizes if keep_measured else counts
+        levels = self._levels(graph, new / graph.sizes + keep_measured, spread)
+
+        def cast(part: slice) -> Dense:
+            return self._cast(part_of(graph, part), new[part], levels[part], keep_measured, seed)
+
         # a core for each part of the work is worth more than all cores for each operation
         parts = even_parts(graph.sizes, self.threads if self.device.type == "cpu" else 1)
-        rings = max(2, round(float(new.sum() / graph.sizes.sum() + keep_measured))) if WHOLE else 0
-        cast = lambda part: self._cast(part_of(graph, part), new[part], keep_measured, seed, rings)  # noqa: E731
-        whole = Dense.concatenate(in_threads(cast, parts))
-        cuts = np.cumsum(new)[:-1]
+        whole, cuts = Dense.concatenate(in_threads(cast, parts)), np.cumsum(new)[:-1]
         columns = (np.split(column, cuts) for column in (whole.points, whole.confidence))
         return [Dense(*row) for row in zip(*columns, strict=True)]
 
+    @staticmethod
+    def _levels(graph: ObjectGraph, ratios: np.ndarray, spread: str) -> np.ndarray:
+        """How many times denser in columns and rings (objects, 2) the lattice of each object is."""
+        cloud = np.repeat(np.arange(len(graph.sizes)), graph.sizes)
+        step = np.bincount(cloud, graph.steps[:, 0]) / graph.sizes
+        if spread == "rings":  # one denser sensor for the whole scan
+            rings = max(2, round(float(ratios @ graph.sizes / graph.sizes.sum())))
+            columns = np.maximum(1, np.ceil(ratios / rings - 1e-9))
+            return np.stack((columns, np.full(len(ratios), rings)), axis=1).astype(np.int64)
+        pairs = zip(step, ratios, strict=True)
+        return np.array([lattice_shape(graph.column, s, r) for s, r in pairs])
+
     def _cast(
-        self, graph: ObjectGraph, new: np.ndarray, keep_measured: bool, seed: int, rings
+        self,
+        graph: ObjectGraph,
+        new: np.ndarray,
+        levels: np.ndarray,
+        keep_measured: bool,
+        seed: int,
     ) -> Dense:
         """Ask the rays of a denser sensor and keep the best, new[i] of object i."""
         cloud = np.repeat(np.arange(len(graph.sizes)), graph.sizes)
-        ratios = new / graph.sizes + keep_measured
-        step = np.bincount(cloud, graph.steps[:, 0]) / graph.sizes
-        levels = np.array(
-            [lattice_shape(graph.column, s, r, rings) for s, r in zip(step, ratios, strict=True)]
-        )
         metres = np.exp(graph.polar[:, 2]) * graph.steps[:, 0]
         results = []
         encoded = self._rays.encode(graph.offsets, graph.neighbours, graph.context, cloud)

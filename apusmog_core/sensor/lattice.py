@@ -29,13 +29,11 @@ LATTICE = LatticeConfig()
 
 
 @machine_code
-def lattice_shape(step_azimuth, step_elevation, ratio, rings):
+def lattice_shape(step_azimuth, step_elevation, ratio):
     """How many times the pattern gets denser, in columns and in rings; at least `ratio` together.
 
-    Few rays more than needed, and about as far apart across as along; or rings alone.
+    Few rays more than needed, and about as far apart across as along.
     """
-    if rings:
-        return max(1, int(np.ceil(ratio / rings - 1e-9))), rings
     best, across, rings = np.inf, 1, 2
     for r in range(2, max(2, int(np.rint(ratio))) + 1):  # 2.1 is a ring midway, a few points more
         a = max(1, int(np.ceil(ratio / r - 1e-9)))

@@ -168,7 +168,8 @@ def look_around(scan: ObjectScan) -> ObjectGraph:
     height = np.full(len(rows), np.nan, np.float32)
     if scan.height is not None:
         height[:] = scan.height[rows]
-    found = _look(polar, rings.number, column, images, rows, place, rings.elevation, rings.height)
+    where = (polar, rings.number, column, scan.instance)
+    found = _look(*where, images, rows, place, rings.elevation, rings.height)
     neighbours, offsets, context, steps, aside, ends = found
     objects = _object_scalars(polar, rings.number, rows, sizes, height, len(rings.elevation))
     cloud = np.repeat(np.arange(len(sizes)), sizes)
@@ -288,7 +289,7 @@ def _spacing(elevation, height, ring, other, inverse):
 
 
 @machine_code
-def _look(polar, number, columns_of, images, rows, place, elevation, height):
+def _look(polar, number, columns_of, instance, images, rows, place, elevation, height):
     row_at, depth_at, owner = images
     rings, columns = row_at.shape
     size = 2 * np.pi / columns
@@ -301,7 +302,7 @@ def _look(polar, number, columns_of, images, rows, place, elevation, height):
     for a in range(count):
         i = rows[a]
         ring, column, depth = number[i], columns_of[i], polar[i, 2]
-        mine = owner[ring, column]
+        mine = instance[i]
         inverse = np.exp(-depth)
         # the rings above and below: measured where there is a partner, else as they are spaced
         above = _partner(row_at, owner, polar, i, mine, ring + 1, column, size)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..compute import processes
 from ..config import ClusterConfig
+from ..segment import Segmenter
 from ..segment.cluster import components, rows_by_label
 from ..sensor.grid import wrap
 from ..sensor.view import CONTEXT, SCALARS, WINDOW, ObjectGraph, ObjectScan, look_around
@@ -40,7 +42,8 @@ STRIDES = {  # every how many rings are kept, by how many there are
     16: (1, 1, 2),
 }
 FEWEST, LARGEST = 4, 600  # points of one object
-VERSION = 8  # of the samples, for caches: raise it when they change
+FARTHEST = 75.0  # metres
+VERSION = 9  # of the samples, for caches: raise it when they change
 
 
 @dataclass
@@ -65,22 +68,20 @@ def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
     ).jittered(seed, metres=rng.uniform(0.0, 0.03), lift=rng.choice((0.0, 0.25)))
     at = (rng.uniform(-40, 40), rng.uniform(-1.5, 1.5), 0.0)
     scan = simulate.scan(scene, sensor, seed, at)
-    floor = rng.uniform(0.1, 0.35) - sensor.height  # what is lower goes with the ground
-    reach = np.linalg.norm(scan.points, axis=1)
-    usable = (scan.points[:, 2] > floor) & (scan.instance > 0) & (reach > 3) & (reach < 75)
+    floor = rng.uniform(0.1, 0.3) - sensor.height  # what is lower goes with the ground
     stride = int(rng.choice(STRIDES[len(sensor.elevation)]))
     first = int(rng.integers(stride))
     kept = scan.ring % stride == first
-    # things that touch are one object, as in a node
     labels = np.zeros(len(scan.points), np.int64)
     truths: list[Truth] = []
     rings = np.array(sensor.elevation)[first::stride]
-    for members in clusters(scan.points, np.flatnonzero(usable)):
-        index, window = azimuth_window(scan.azimuth, members[kept[members]], rng)
+    find = found_objects if rng.random() < 0.5 else true_objects
+    for members in find(scan, kept, floor):
+        index, window = azimuth_window(scan.azimuth, members, rng)
         if len(index) >= FEWEST:
             instances = np.unique(scan.instance[members])
             view = View(*window, rings.min(), rings.max())
-            truths.append(Truth(scene, sensor, at, instances, floor, view))
+            truths.append(Truth(scene, sensor, at, instances[instances > 0], floor, view))
             labels[index] = len(truths)
     if not truths:
         return []
@@ -105,11 +106,23 @@ def look(scan, labels: np.ndarray, kept: np.ndarray, mounted: float, rng) -> Obj
     return look_around(ObjectScan(points, labels[used], ring, height, whole))
 
 
-def clusters(points: np.ndarray, usable: np.ndarray) -> list[np.ndarray]:
-    """Rows of points (n, 3) in each cluster of the usable ones."""
-    if len(usable) == 0:
-        return []
-    return [usable[rows] for rows in rows_by_label(components(points[usable], ClusterConfig()))]
+def true_objects(scan, kept: np.ndarray, floor: float) -> Iterator[np.ndarray]:
+    """Kept rows of each object, as all rings show it; things that touch are one, as in a node."""
+    reach = np.linalg.norm(scan.points, axis=1)
+    usable = (scan.points[:, 2] > floor) & (scan.instance > 0) & (reach > 3) & (reach < FARTHEST)
+    usable = np.flatnonzero(usable)
+    if len(usable):
+        for rows in rows_by_label(components(scan.points[usable], ClusterConfig())):
+            members = usable[rows]
+            yield members[kept[members]]
+
+
+def found_objects(scan, kept: np.ndarray, floor: float) -> Iterator[np.ndarray]:
+    """Kept rows of each object that a node would find in the kept rings, right or wrong."""
+    rows = np.flatnonzero(kept)
+    _, instance = Segmenter()(scan.points[rows], scan.ring[rows])
+    for members in rows_by_label(instance.astype(np.int64))[1:]:
+        yield rows[members]
 
 
 @dataclass
