@@ -72,7 +72,7 @@ class Segmenter:
             ring, ring_source = find_rings(points, ring)
             rings = None if ring is None or len(near) == 0 else describe_rings(close, ring[near])
         with timed(timings, "ground"):
-            upright, on_ground, height = self.ground.find(close, rings is not None)
+            upright, on_ground, height = self.ground.find(close, rings)
         with timed(timings, "cluster"):
             above = None
             if height is not None:
@@ -84,8 +84,7 @@ class Segmenter:
             rest = np.flatnonzero(~on_ground)
             view = None
             if height is not None:
-                azimuth = np.arctan2(close[rest, 1], close[rest, 0])
-                view = View(rings.row[rest], azimuth, height[rest], rings)
+                view = View(rings.row[rest], rings.azimuth[rest], height[rest], rings)
             instance[near[rest]] = find_instances(upright[rest], self.config.cluster, view)
         return Found(ground, instance, ring, ring_source, above, self.mounting, timings)
 

@@ -14,7 +14,7 @@ from .sets import find_root, number_sets
 from .view import View
 
 STANDING_CELL = 0.5  # metres
-STANDING_HEIGHT = 0.3  # metres above the ground that something near a point must reach
+STANDING_HEIGHT = 0.25  # metres above the ground that something near a point must reach
 TOLERANCES = (1.0, 0.6, 0.36)  # shares of the tolerance, one after the other for what is too large
 MOST_CELLS = 1000  # to each side, for small tolerances in a wide scan
 BAND = 10.0  # metres of range that share one tolerance, where it grows with range

@@ -12,7 +12,8 @@ import numpy as np
 from ..compute import machine_code
 from ..config import GroundConfig
 from .mounting import Mounting, MountingEstimate
-from .terrain import height_above_ground
+from .rings import Rings
+from .terrain import find_standing_out, height_above_ground
 
 PLENTY, ENOUGH = 35.0, 20_000  # metres to all sides within which so many points tell of the others
 PLENTY_CELL, LITTLE = 1.0, 0.03  # metres: cells of ground there, and how rough it is
@@ -48,7 +49,7 @@ class Ground:
         return self.find(points)[1]
 
     def find(
-        self, points: np.ndarray, rings: bool = False
+        self, points: np.ndarray, rings: Rings | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Points (n, 3) turned upright, which of them are ground, and their height above it.
 
@@ -58,8 +59,9 @@ class Ground:
             return points, np.zeros(len(points), bool), None
         mounting = self._estimate(points)
         upright = mounting.level(points)
-        if self.config.method == "auto" and rings:
-            height = height_above_ground(upright, mounting.height)
+        if self.config.method == "auto" and rings is not None:
+            stands_out = find_standing_out(points, rings, mounting.height)
+            height = height_above_ground(upright, mounting.height, stands_out)
             return upright, height < self.config.thickness, height
         if self.method == "grid":
             return upright, grid_ground(upright, self.config, mounting.height), None

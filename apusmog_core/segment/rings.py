@@ -23,6 +23,7 @@ class Rings:
     """The sensor's rings as a scan shows them, sorted by elevation."""
 
     row: np.ndarray  # (n,) int64, 0 is the lowest ring
+    azimuth: np.ndarray  # (n,) radians
     elevation: np.ndarray  # (rings,) radians, rising, in the sensor's frame
     step: float  # radians between neighbouring shots of a ring
 
@@ -32,10 +33,6 @@ class Rings:
         between = np.diff(self.elevation)
         padded = np.concatenate([between[:1], between, between[-1:]])
         return np.maximum(padded[:-1], padded[1:])
-
-    def of(self, chosen: np.ndarray) -> Rings:
-        """The same rings, for some of the points."""
-        return Rings(self.row[chosen], self.elevation, self.step)
 
 
 def find_rings(points: np.ndarray, ring: np.ndarray | None = None) -> tuple[np.ndarray | None, str]:
@@ -69,7 +66,8 @@ def describe_rings(points: np.ndarray, ring: np.ndarray) -> Rings | None:
     row = np.zeros(len(middle), np.int64)
     row[by_height] = np.arange(len(by_height))
     rising = np.maximum.accumulate(middle[by_height] + 1e-9 * np.arange(len(by_height)))
-    return Rings(row[number], rising, _shot_step(points, starts, order))
+    azimuth = np.arctan2(points[:, 1], points[:, 0])
+    return Rings(row[number], azimuth, rising, _shot_step(points, starts, order))
 
 
 def rings_from_elevation(points: np.ndarray) -> np.ndarray | None:

@@ -23,8 +23,8 @@ SLANT = 1.2  # metres farther or nearer for each metre from ring to ring
 FARTHEST_JOIN = 1.6  # metres farther or nearer on the next ring
 THING = (1.5, 1.0)  # metres, width and height of what must be found
 SHARE = 0.15  # of the returns that it could give
-FEWEST = 3  # points of an instance
-CLEAR, WIDE = 0.3, 0.4  # metres above the ground, and across, of an object on a single ring
+FEWEST = 2  # points of an instance
+CLEAR, WIDE = 0.25, 0.3  # metres above the ground, and across, of an object on a single ring
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class View:
         tall = top >= max(CLEAR, config.min_height)
         flat = points[order, :2]
         across = np.maximum.reduceat(flat, start) - np.minimum.reduceat(flat, start)
-        width = np.hypot(across[:, 0], across[:, 1])
+        width = np.hypot(across[:, 0], across[:, 1]) + reach * self.rings.step
         single = lowest == highest
         clear = np.add.reduceat(height, start) / count >= CLEAR
         return (count >= least) & tall & (~single | (clear & (width >= WIDE)))
