@@ -217,7 +217,7 @@ def test_objects_and_their_colours_do_not_change_with_the_ratio(tmp_path, monkey
     )
     scan = str(tmp_path / "street_vlp16.pcd")
     assert cli.main(["view", scan, "--ratio", "1", "4", "--set", "cluster.min_points=8"]) == 0
-    one, four = written[1.0], written[4.0]
+    one, four = seen[1.0], seen[4.0]
     measured = ~four.generated
     assert (one.points == four.points[measured]).all()
     assert (one.instance == four.instance[measured]).all()
@@ -262,7 +262,7 @@ def test_the_page_refuses_to_be_empty(tmp_path):
 def test_the_picture_shows_more_on_the_right_than_on_the_left(tmp_path):
     image = pytest.importorskip("matplotlib.image")
     frame = street(0)
-    pixels = image.imread(picture(frame.scan, frame.dense[8.0], tmp_path / "out.png"))[..., :3]
+    pixels = image.imread(picture(frame.scan, frame.dense[8.0], tmp_path / "out.png", 8.0))[..., :3]
     coloured = np.ptp(pixels, axis=2) > 0.2  # the scan and the background are grey
     half = pixels.shape[1] // 2
     top = slice(0, pixels.shape[0] // 2)
