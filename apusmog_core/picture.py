@@ -46,8 +46,8 @@ def picture(
         axes = _panel(
             figure, scene[column], f"{label}: {shown.sum():,} points on {objects} objects"
         )
-        _draw(axes, before, GREY, ahead, size=0.4)
-        _draw(axes, after.points[shown], _colours(after, shown), ahead, size=0.9)
+        draw_points(axes, before, GREY, ahead, size=0.4)
+        draw_points(axes, after.points[shown], object_colours(after, shown), ahead, size=0.9)
         aim(axes, low=(-0.62, -0.4), high=(0.62, 0.34))
     chosen = choose_objects(after, names or {}, closeups)
     cells = rows[1].subgridspec(1, 2 * max(len(chosen), 1), wspace=0.06)
@@ -61,7 +61,9 @@ def picture(
             shown = shown & own
             axes = _panel(figure, cells[2 * index + half], titles[half].format(shown.sum()))
             size = np.clip(2000 / max(own.sum(), 1), 2.0, 12.0)
-            _draw(axes, after.points[shown], _colours(after, shown), camera, (2 - half) * size)
+            draw_points(
+                axes, after.points[shown], object_colours(after, shown), camera, (2 - half) * size
+            )
             aim(axes, flat.min(axis=0), flat.max(axis=0))
     figure.text(0.01, 0.012, KEY, color=INK, fontsize=13)
     out = Path(out)
@@ -174,7 +176,7 @@ def aim(axes, low, high) -> None:
     axes.set(xlim=middle[0] + reach[0] * PLUS_MINUS, ylim=middle[1] + reach[1] * PLUS_MINUS)
 
 
-def _draw(axes, points: np.ndarray, colours, camera: Camera, size: float) -> None:
+def draw_points(axes, points: np.ndarray, colours, camera: Camera, size: float) -> None:
     """Points in one colour, or in one each (n, 3)."""
     flat, depth = camera.project(points)
     front = np.flatnonzero(depth > 0.5)
@@ -183,7 +185,7 @@ def _draw(axes, points: np.ndarray, colours, camera: Camera, size: float) -> Non
     axes.scatter(*flat[order].T, s=size, linewidths=0, rasterized=True, **kind)
 
 
-def _colours(dense: Dense, shown: np.ndarray) -> np.ndarray:
+def object_colours(dense: Dense, shown: np.ndarray) -> np.ndarray:
     """The page's colours (n, 3): hues by the golden ratio, pale for measured points."""
     instance, generated = dense.instance[shown], dense.generated[shown].astype(bool)
     hue = (instance[:, None] * 0.618034 + np.array([0, 2 / 3, 1 / 3])) % 1.0
