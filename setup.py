@@ -37,7 +37,7 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["apusmog_core*", "apusmog_ros*"]),
     package_data={
-        "apusmog_core": ["view.html"],
+        "apusmog_core": ["view.html", "samples.npz"],
         "apusmog_core.weights": ["*"],
         "apusmog_ros": ["*.xml"],
     },

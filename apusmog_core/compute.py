@@ -7,9 +7,10 @@ import ctypes
 import hashlib
 import multiprocessing.pool
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,22 @@ def in_threads(work: Callable, parts: Sequence) -> list:
             return list(pool.map(work, parts))
     finally:
         torch.set_num_threads(before)  # new threads take the value that was set last
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Without what C++ libraries print on standard output, past Python: banners."""
+    with suppress(AttributeError, ValueError, OSError):
+        sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # what waits in C's buffers
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 @contextmanager

@@ -20,6 +20,11 @@ SENSOR = (0.0, 0.0, 0.0)  # scans are in the sensor's frame
 SMALLEST_SIDE = 0.1  # metres; a pole seen as one line of points still has an area
 ENOUGH_TO_LEARN = 200  # new points, or the overhead of the call hides their cost
 FORGET = 0.2  # weight of the newest scan in the estimate of time a point
+# what to change where no object was found
+TO_FIND_OBJECTS = (
+    "try --set cluster.min_points=8 (sparse sensors), ground.sensor_height=METRES (where the "
+    "sensor is not 1.73 m above ground), range.max=100 or ground.method=none (no ground in sight)"
+)
 
 
 @dataclass(frozen=True, eq=False)

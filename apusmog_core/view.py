@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking at clouds: one self-contained 3-D page (view.html), and a before/after picture."""
+"""Looking at clouds: one self-contained 3-D page (view.html)."""
 
 from __future__ import annotations
 
 import base64
 import json
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 TEMPLATE = Path(__file__).with_name("view.html")
 STEPS = 32767  # int16 steps on each side of a frame's centre: 2 mm for a 120 m scan
+MOST_BESIDE = 4  # clouds beside each other
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Dense:
     points: np.ndarray  # (m, 3)
     instance: np.ndarray  # (m,) from 1
     generated: np.ndarray  # (m,) bool
+    confidence: np.ndarray | None = None  # (m,) 0 to 1
 
 
 @dataclass(frozen=True)
@@ -34,49 +36,87 @@ class Frame:
     dense: dict[float, Dense] = field(default_factory=dict)
 
 
-# --- the page ------------------------------------------------------------------------------------
-
-
 def view(
-    paths: Iterable[str | Path],
+    paths: Sequence[str | Path],
     out: str | Path = "view.html",
     ratios: Sequence[float] = (),
-    config=None,
+    pipeline=None,
     max_frames: int = 20,
-) -> Path:
-    """A page of any clouds, bags or folders; with ratios, their objects upsampled by each."""
-    from apusmog_core.data import open_scans
+    progress: Callable[[Iterable, int], Iterable] = lambda items, total: items,
+) -> tuple[Path, str]:
+    """A page of clouds, bags or folders, and what was not found.
 
-    frames, pipeline = [], None
+    With ratios, a `ScanPipeline` finds the objects of each scan and upsamples them by each. Single
+    clouds without objects are shown beside each other.
+    """
+    from .data import open_scans
+
+    opened = [open_scans(path) for path in paths]
+    total = sum(min(max_frames, len(scans)) for scans in opened)
+    shown = (scan for scans in opened for scan in _spread(scans, max_frames))
+    frames = [_frame(scan, ratios, pipeline) for scan in progress(shown, total)]
+    objects = any(len(dense.points) for frame in frames for dense in frame.dense.values())
+    notice = "" if objects or not ratios else _nothing_found(len(frames))
+    beside = len(opened) > 1 and not objects and all(len(scans) == 1 for scans in opened)
+    return write_page(frames, out, _title(paths), notice=notice, beside=beside), notice
+
+
+def _frame(scan, ratios: Sequence[float], pipeline) -> Frame:
+    """A scan with its objects at each ratio; they are found once, so that colours stay."""
     if ratios:
-        from apusmog_core.config import PipelineConfig
-        from apusmog_core.pipeline import ScanPipeline
-
-        pipeline = ScanPipeline(config or PipelineConfig())
-    for path in paths:
-        for scan in _spread(open_scans(path), max_frames):
-            dense = {r: pipeline.process(scan.points, scan.intensity, ratio=r) for r in ratios}
-            frames.append(Frame(scan.name or Path(path).name, scan.points, dense))
-    return write_page(frames, out)
+        segments = pipeline.segment(scan.points, scan.intensity, scan.ring)
+        dense = {ratio: pipeline.densify(segments, ratio) for ratio in ratios}
+        return Frame(scan.name, scan.points, dense)
+    if {"instance", "generated"} <= set(scan.fields):  # written by `apusmog scan`
+        return _stored(scan)
+    return Frame(scan.name, scan.points)
 
 
-def write_page(
-    frames: Sequence[Frame],
-    out: str | Path,
-    title: str = "APU-SMOG",
-    scan_points: int = 1_000_000,
-) -> Path:
-    """One HTML file that needs no network; scans share `scan_points` and are thinned to fit."""
-    frames = [frame for frame in frames if len(frame.scan)]
-    if not frames:
-        raise ValueError(f"{out}: there is no point to show")
-    share = scan_points // len(frames)
-    page = dict(title=title, **_home(frames), frames=[_pack_frame(f, share) for f in frames])
-    text = TEMPLATE.read_text().replace("/*DATA*/", json.dumps(page).replace("</", "<\\/"))
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text)
-    return out
+def _stored(scan) -> Frame:
+    """A cloud that is dense already: what was measured, and its objects at the ratio it has."""
+    instance, generated = scan.fields["instance"], scan.fields["generated"] > 0
+    objects = np.flatnonzero(instance)
+    confidence = scan.fields.get("confidence")
+    dense = Dense(
+        scan.points[objects],
+        instance[objects],
+        generated[objects],
+        None if confidence is None else confidence[objects],
+    )
+    ratio = len(objects) / max(np.count_nonzero(~dense.generated), 1)
+    found = {round(ratio, 3): dense} if len(objects) else {}
+    return Frame(scan.name, scan.points[~generated], found)
+
+
+def renumbered(dense: Dense, like: Dense) -> Dense:
+    """The objects under their numbers in `like`, so that colours stay; by measured points."""
+    old = ~like.generated.astype(bool)
+    known = {p.tobytes(): int(n) for p, n in zip(like.points[old], like.instance[old], strict=True)}
+    measured = ~dense.generated.astype(bool)
+    points, own = dense.points[measured], dense.instance[measured]
+    numbers = np.array([known.get(point.tobytes(), 0) for point in points], np.int64)
+    unused, taken = max(known.values(), default=0), set()
+    instance = np.zeros_like(dense.instance)
+    for number in np.unique(dense.instance):
+        votes = np.bincount(numbers[own == number], minlength=1)
+        new = int(votes.argmax())
+        if new == 0 or new in taken:  # an object that was not there, or a part of one
+            unused += 1
+            new = unused
+        taken.add(new)
+        instance[dense.instance == number] = new
+    return replace(dense, instance=instance)
+
+
+def _nothing_found(scans: int) -> str:
+    from .pipeline import TO_FIND_OBJECTS
+
+    return f"no objects found in {scans} scan{'s' if scans != 1 else ''}: {TO_FIND_OBJECTS}"
+
+
+def _title(paths: Sequence[str | Path]) -> str:
+    names = [Path(path).resolve().name for path in paths]
+    return ", ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _spread(scans, count: int):
@@ -85,14 +125,54 @@ def _spread(scans, count: int):
     return (scan for index, scan in enumerate(scans) if index in keep)
 
 
+# --- the page ------------------------------------------------------------------------------------
+
+
+def write_page(
+    frames: Sequence[Frame],
+    out: str | Path,
+    title: str = "APU-SMOG",
+    scan_points: int = 1_000_000,
+    notice: str = "",
+    beside: bool = False,
+) -> Path:
+    """One HTML file that needs no network; scans share `scan_points` and are thinned to fit.
+
+    `notice` is a sentence for the reader; `beside` shows the frames next to each other at first.
+    """
+    frames = [frame for frame in frames if len(frame.scan)]
+    if not frames:
+        raise ValueError(f"{out}: there is no point to show")
+    share = scan_points // len(frames)
+    page = dict(
+        title=title,
+        notice=notice,
+        beside=beside and 1 < len(frames) <= MOST_BESIDE,
+        **_home(frames),
+        frames=[_pack_frame(f, share) for f in frames],
+    )
+    text = TEMPLATE.read_text().replace("/*DATA*/", json.dumps(page).replace("</", "<\\/"))
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text)
+    return out
+
+
 def _home(frames: Sequence[Frame]) -> dict:
     """Where the camera starts: at the objects of the first frame, or at the whole cloud."""
     first = frames[0]
     dense = [d.points for d in first.dense.values() if len(d.points)]
-    focus = dense[0] if dense else first.scan
-    target = np.median(focus, axis=0)
-    radius = np.quantile(np.linalg.norm(focus - target, axis=1), 0.65)
-    low, high = np.quantile(first.scan[:, 2], (0.02, 0.995))
+    if dense:
+        target = np.median(dense[0], axis=0)
+        radius = np.quantile(np.linalg.norm(dense[0] - target, axis=1), 0.65)
+    else:
+        target = (first.scan.min(axis=0) + first.scan.max(axis=0)) / 2
+        away = np.linalg.norm(first.scan - target, axis=1)
+        radius = away.max()
+        if radius > 2 * np.quantile(away, 0.9):  # a scan: its farthest returns are few
+            target = np.median(first.scan, axis=0)
+            radius = np.quantile(np.linalg.norm(first.scan - target, axis=1), 0.9)
+    low, high = np.quantile(first.scan[:, 2], (0.005, 0.995))
     extent = max(np.ptp(frame.scan, axis=0).max() for frame in frames)
     return dict(
         target=target.tolist(),
@@ -107,20 +187,24 @@ def _pack_frame(frame: Frame, scan_points: int) -> dict:
     low, high = everything.min(axis=0), everything.max(axis=0)
     centre, extent = (low + high) / 2, max(float((high - low).max()) / 2, 1e-6)
 
-    def pack(points: np.ndarray, tag: np.ndarray) -> dict:
+    def pack(points: np.ndarray, tag: np.ndarray, *more: np.ndarray) -> dict:
         grid = np.rint((points - centre) / extent * STEPS).astype("<i2")
         columns = grid.T.tobytes() + tag.astype("<u2").tobytes()
+        columns += b"".join(column.tobytes() for column in more)
         data = base64.b64encode(zlib.compress(columns, 9)).decode()
         return dict(count=len(points), data=data)
 
     def pack_dense(ratio: float, dense: Dense) -> dict:
         # 15 bits hold the instance; beyond them colours repeat, 0 stays the scan's
         instance = (dense.instance.astype(np.int64) - 1) % 32767 + 1
+        tag = 2 * instance + dense.generated.astype(bool)
+        sure = [] if dense.confidence is None else [_as_bytes(dense.confidence)]
         return dict(
             ratio=ratio,
             measured=int(np.count_nonzero(~dense.generated.astype(bool))),
             instances=len(np.unique(dense.instance)),
-            **pack(dense.points, 2 * instance + dense.generated.astype(bool)),
+            confidence=bool(sure),
+            **pack(dense.points, tag, *sure),
         )
 
     step = max(1, -(-len(frame.scan) // scan_points))
@@ -135,128 +219,6 @@ def _pack_frame(frame: Frame, scan_points: int) -> dict:
     )
 
 
-# --- the picture ---------------------------------------------------------------------------------
-
-
-def picture(before: np.ndarray, after: Dense, out: str | Path, closeups: int = 3) -> Path:
-    """A PNG: the scan left, the same with dense objects right, and objects close up below."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(16, 10), dpi=100, facecolor=NIGHT)
-    FigureCanvasAgg(figure)
-    measured = ~after.generated.astype(bool)
-    halves = (("measured", measured), ("dense", np.ones_like(measured)))
-    rows = figure.add_gridspec(2, 1, height_ratios=(1.7, 1), hspace=0.1, **MARGINS)
-    scene = rows[0].subgridspec(1, 2, wspace=0.02)
-    ahead = _behind_sensor(before)
-    for column, (label, shown) in enumerate(halves):
-        axes = _panel(figure, scene[column], f"{label}: {shown.sum():,} points on objects")
-        _draw(axes, before, None, ahead, size=0.4)
-        _draw(axes, after.points[shown], after.instance[shown], ahead, size=0.9)
-        aim(axes, low=(-0.62, -0.4), high=(0.62, 0.34))
-    chosen = _worth_a_closeup(after, closeups)
-    cells = rows[1].subgridspec(1, 2 * max(len(chosen), 1), wspace=0.06)
-    for index, instance in enumerate(chosen):
-        own = after.instance == instance
-        camera = beside(after.points[own])
-        flat, _ = camera.project(after.points[own])
-        for half, (_, shown) in enumerate(halves):
-            shown = shown & own
-            axes = _panel(figure, cells[2 * index + half], f"{shown.sum():,} points")
-            _draw(axes, after.points[shown], after.instance[shown], camera, size=2.5)
-            aim(axes, flat.min(axis=0), flat.max(axis=0))
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, facecolor=NIGHT)
-    return out
-
-
-NIGHT, INK, GREY = "#0b0f16", "#dfe6ee", (0.36, 0.40, 0.47)
-PLUS_MINUS = np.array([-1.0, 1.0])
-MARGINS = dict(left=0.01, right=0.99, top=0.955, bottom=0.01)
-
-
-@dataclass(frozen=True)
-class Camera:
-    """A pinhole camera with focal length one."""
-
-    eye: np.ndarray  # (3,)
-    rotation: np.ndarray  # (3, 3) rows: right, up, back
-
-    def project(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Picture coordinates (n, 2) and depth (n,), negative behind the camera."""
-        local = (points - self.eye) @ self.rotation.T
-        depth = -local[:, 2]
-        return local[:, :2] / np.maximum(depth, 1e-3)[:, None], depth
-
-
-def look_at(eye: np.ndarray, target: np.ndarray) -> Camera:
-    """A camera at `eye`, upright, with `target` in the middle."""
-    back = (eye - target) / np.linalg.norm(eye - target)
-    right = np.cross((0.0, 0.0, 1.0), back)
-    right /= np.linalg.norm(right)
-    return Camera(eye, np.stack([right, np.cross(back, right), back]))
-
-
-def _behind_sensor(scan: np.ndarray) -> Camera:
-    """From above and behind the sensor, looking along x."""
-    ground = float(np.quantile(scan[:, 2], 0.05))
-    return look_at(np.array([-6.0, 0.0, ground + 8.0]), np.array([14.0, 0.0, ground]))
-
-
-def beside(points: np.ndarray) -> Camera:
-    """From the side of an object that the sensor sees, a little higher and turned."""
-    middle = (points.min(axis=0) + points.max(axis=0)) / 2
-    radius = max(float(np.linalg.norm(points - middle, axis=1).max()), 0.1)
-    azimuth = np.arctan2(-middle[1], -middle[0]) + 0.45
-    return look_at(middle + 5 * radius * np.array([np.cos(azimuth), np.sin(azimuth), 0.3]), middle)
-
-
-def _worth_a_closeup(dense: Dense, count: int) -> list[int]:
-    """Sparse instances ahead, of a car's or person's size, that gained most."""
-    generated = dense.generated.astype(bool)
-
-    def merit(instance: int) -> tuple[bool, int]:
-        own = dense.instance == instance
-        length, width, height = np.ptp(dense.points[own], axis=0)
-        familiar = max(length, width) < 6 and 1.2 < height < 2.6
-        sparse = np.count_nonzero(own & ~generated) <= 1000
-        x, y, _ = np.median(dense.points[own], axis=0)
-        ahead = x > 4 and abs(y) < x
-        return bool(familiar and sparse and ahead), np.count_nonzero(own & generated)
-
-    return sorted(np.unique(dense.instance).tolist(), key=merit, reverse=True)[:count]
-
-
-def _panel(figure, cell, title: str):
-    axes = figure.add_subplot(cell, facecolor=NIGHT)
-    axes.set_title(title, color=INK, fontsize=13, loc="left")
-    axes.set(xticks=[], yticks=[])
-    axes.spines[:].set_visible(False)
-    return axes
-
-
-def aim(axes, low, high) -> None:
-    """Show the rectangle from low to high, undistorted, whatever the shape of the panel."""
-    low, high = np.asarray(low), np.asarray(high)
-    box = axes.get_window_extent()
-    scale = ((high - low) / (box.width, box.height)).max() * 1.05  # a little air around it
-    reach = scale * np.array([box.width, box.height]) / 2
-    middle = (low + high) / 2
-    axes.set(xlim=middle[0] + reach[0] * PLUS_MINUS, ylim=middle[1] + reach[1] * PLUS_MINUS)
-
-
-def _draw(axes, points: np.ndarray, instance: np.ndarray | None, camera: Camera, size: float):
-    flat, depth = camera.project(points)
-    front = np.flatnonzero(depth > 0.5)
-    order = front[np.argsort(-depth[front])]  # far first, so that near points cover them
-    colours = GREY if instance is None else _colours(instance)[order]
-    kind = dict(color=colours) if instance is None else dict(c=colours)
-    axes.scatter(*flat[order].T, s=size, linewidths=0, rasterized=True, **kind)
-
-
-def _colours(instance: np.ndarray) -> np.ndarray:
-    """The page's colours: hues by the golden ratio, so that neighbours in number differ. (n, 3)"""
-    hue = (instance[:, None] * 0.618034 + np.array([0, 2 / 3, 1 / 3])) % 1.0
-    return 1 - 0.68 * (1 - np.clip(np.abs(hue * 6 - 3) - 1, 0, 1))
+def _as_bytes(share: np.ndarray) -> np.ndarray:
+    """0 to 1 as 0 to 255."""
+    return np.rint(255 * np.clip(np.nan_to_num(share), 0, 1)).astype(np.uint8)

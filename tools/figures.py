@@ -18,6 +18,7 @@ from apusmog_core.evaluation.metrics import distance_to_mesh, mesh_surface
 from apusmog_core.evaluation.metrics import nearest as distance_to
 from apusmog_core.geometry import farthest, nearest
 from apusmog_core.model.smog import Mixture
+from apusmog_core.picture import Camera, aim, beside, look_at
 from apusmog_core.sensor.grid import RayGrid, grid_context, ray_neighbours, scan_grids, wrap
 from apusmog_core.sensor.grow import ANCHORS
 from apusmog_core.simulate import objects, shapes
@@ -25,7 +26,6 @@ from apusmog_core.simulate.sensor import Placed, Scene, Sensor, scan, visible_su
 from apusmog_core.surface.mesh import read_mesh, reconstruct
 from apusmog_core.training.ray_samples import PROBE_REACH
 from apusmog_core.upsampler import Upsampler
-from apusmog_core.view import Camera, aim, beside, look_at
 
 RANGES = (10.0, 20.0, 35.0)  # metres
 RATIO = 4.0
@@ -159,7 +159,7 @@ def _legend(figure) -> None:
 
 def ratios(up: Upsampler, out: Path, shape, seed: int = 0) -> Path:
     """An Open3D mesh at several ratios from the same weights, and the Poisson surface of each."""
-    sparse, truth = _sampled(shape, SHAPE_POINTS, seed), _scene(shape)
+    sparse, truth = sample_mesh(shape, SHAPE_POINTS, seed), _scene(shape)
     camera = _above(sparse)
     flat, size = camera.project(sparse)[0], np.ptp(sparse, axis=0).max()
     figure = _figure(15, 6.3)
@@ -200,7 +200,7 @@ def _legacy(vertices: np.ndarray, triangles: np.ndarray):
     )
 
 
-def _sampled(mesh, count: int, seed: int) -> np.ndarray:
+def sample_mesh(mesh, count: int, seed: int) -> np.ndarray:
     """Evenly spread points (count, 3) of a mesh."""
     import open3d as o3d
 
@@ -267,7 +267,7 @@ def _one_sigma(mixture: Mixture) -> np.ndarray:
 
 def _on_sphere(panels: Sequence, up: Upsampler, seed: int) -> None:
     """A patch, and its components on both sides of the unit sphere in the same colours."""
-    cloud = _sampled(knot(), SHAPE_POINTS, seed)
+    cloud = sample_mesh(knot(), SHAPE_POINTS, seed)
     patch = cloud[cKDTree(cloud).query(cloud[0], k=PATCH_POINTS)[1]]
     patch = patch - patch.mean(axis=0)
     near = nearest(patch, up.config.neighbours)

@@ -8,8 +8,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from . import clouds, networks, scores
-from .arguments import one_line, say
+from . import clouds, networks, scan, scores
+from .arguments import missing_package, one_line, say
 
 COMMANDS = {  # name: its arguments, what it does, help
     "upsample": (
@@ -17,6 +17,7 @@ COMMANDS = {  # name: its arguments, what it does, help
         clouds.upsample,
         "upsample a cloud, or a folder of clouds",
     ),
+    "scan": (scan.add_scan, scan.scan, "make the objects of LiDAR scans dense, as the node does"),
     "mesh": (clouds.add_mesh, clouds.mesh, "upsample a cloud and reconstruct its surface"),
     "train": (networks.add_train, networks.train, "train a network"),
     "train-cleaner": (
@@ -44,6 +45,7 @@ COMMANDS = {  # name: its arguments, what it does, help
     ),
     "bag": (clouds.add_bag, clouds.bag, "convert a KITTI drive to a rosbag2"),
     "export": (networks.add_export, networks.export, "export a network to ONNX"),
+    "samples": (clouds.add_samples, clouds.samples, "write small clouds to try everything on"),
     "view": (clouds.add_view, clouds.view, "make a 3-D page of clouds, bags or folders"),
 }
 
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"error: {one_line(error)}")
         return 2
     except (OSError, ImportError) as error:
-        say(f"error: {one_line(error)}")
+        say(f"error: {missing_package(error)}")
         return 1
 
 

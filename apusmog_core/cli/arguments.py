@@ -5,8 +5,23 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 
-CLOUDS = ".xyz .ply .pcd .bin .npy"
+from .progress import waiting
+
+CLOUDS = ".xyz .ply .pcd .bin .npy .npz"
+LIBRARIES = "libusb-1.0-0 libgl1 libegl1 libx11-6 libgomp1"  # of the system, for Open3D
+EXTRAS = {  # module: the extra of setup.py that installs it
+    "open3d": "lidar",
+    "pypatchworkpp": "lidar",
+    "matplotlib": "lidar",
+    "h5py": "train",
+    "tensorboard": "train",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "onnxscript": "onnx",
+    "rclpy": "ros",
+}
 
 
 def ratio(text: str) -> float:
@@ -52,13 +67,71 @@ def add_origin(parser: argparse.ArgumentParser) -> None:
 
 
 def load(args: argparse.Namespace):
-    from apusmog_core.upsampler import Upsampler
+    with waiting("loading PyTorch and the network"):
+        from apusmog_core.upsampler import Upsampler
 
-    return Upsampler.load(args.weights, device=args.device, seed=args.seed)
+        return Upsampler.load(args.weights, device=args.device, seed=args.seed)
+
+
+def add_settings(parser: argparse.ArgumentParser, example: str) -> None:
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"settings that differ from the defaults, such as {example}",
+    )
+
+
+def parse_setting(text: str) -> tuple[str, object]:
+    """'NAME=VALUE' with the value as YAML reads it."""
+    import yaml
+
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set: {text!r} is not NAME=VALUE")
+    value = yaml.safe_load(value)
+    if isinstance(value, str):  # YAML takes 5e-4 for text
+        with suppress(ValueError):
+            return name, float(value)
+    return name, value
+
+
+def load_pipeline(args: argparse.Namespace, **chosen):
+    """A pipeline with the settings of the command line, ready to run."""
+    from apusmog_core.config import PipelineConfig
+    from apusmog_core.settings import with_values
+
+    config = with_values(PipelineConfig(), dict(map(parse_setting, args.set)) | chosen)
+    with waiting("loading the network; the first time it is compiled, for about a minute"):
+        from apusmog_core.pipeline import ScanPipeline
+
+        pipeline = ScanPipeline(config)
+        pipeline.warm_up()
+    return pipeline
+
+
+def plural(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'s' if count != 1 else ''}"
 
 
 def say(text: str) -> None:
     print(f"apusmog: {text}", file=sys.stderr)
+
+
+def missing_package(error: ImportError | OSError) -> str:
+    """Which extra to install for a module that is not there."""
+    module = (getattr(error, "name", "") or "").split(".")[0]
+    if isinstance(error, ModuleNotFoundError) and module in EXTRAS:
+        extra = EXTRAS[module]
+        return (
+            f"this needs {module}, which the extra '{extra}' installs: pip install '.[{extra}]' "
+            "in the folder of the repository"
+        )
+    if "cannot open shared object" in str(error):
+        return f"{one_line(error)}; on Debian or Ubuntu: sudo apt-get install {LIBRARIES}"
+    return one_line(error)
 
 
 def one_line(error: Exception) -> str:

@@ -1,12 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that turn clouds into others: upsample, mesh, simulate, bag, view."""
+"""Commands that turn clouds into others: upsample, mesh, simulate, bag, samples, view."""
 
 from __future__ import annotations
 
 import argparse
+import warnings
 from pathlib import Path
 
-from .arguments import CLOUDS, add_network, add_origin, count, load, one_line, ratio, say, share
+from .arguments import (
+    CLOUDS,
+    add_network,
+    add_origin,
+    add_settings,
+    count,
+    load,
+    load_pipeline,
+    one_line,
+    ratio,
+    say,
+    share,
+)
+from .progress import progress, waiting
 
 
 def add_upsample(parser: argparse.ArgumentParser) -> None:
@@ -33,14 +47,17 @@ def add_upsample(parser: argparse.ArgumentParser) -> None:
 
 
 def upsample(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     from apusmog_core.data import read_points, write_points
 
     pairs = _pairs(args.input, args.output)
     up = load(args)
-    failed = 0
-    for source, target in tqdm(pairs, unit="cloud", disable=len(pairs) == 1 or None):
+    if args.origin is not None and up.config.domain != "sensor":
+        raise ValueError(
+            f"--origin: the weights {args.weights!r} are for clouds without viewpoint and cannot "
+            "use it; leave it out, or add --weights lidar"
+        )
+    failed, points = 0, [0, 0]
+    for source, target in progress(pairs, "cloud"):
         try:
             scan = read_points(source)
         except ValueError as error:
@@ -49,26 +66,44 @@ def upsample(args: argparse.Namespace) -> int:
             say(f"skipped {one_line(error)}")  # one bad file must not stop a folder
             failed += 1
             continue
-        dense = up.upsample(scan.points, args.ratio, args.keep_measured, args.origin)
+        if scan.ring is not None and args.origin is None:
+            warnings.warn(SCAN_HINT.format(source), stacklevel=1)
+        with waiting(f"upsampling {len(scan.points):,} points"):
+            dense = up.upsample(scan.points, args.ratio, args.keep_measured, args.origin)
         write_points(target, dense, _nearest_intensity(scan, dense))
-        if len(pairs) == 1:
-            left_out = f" ({scan.dropped} not finite left out)" if scan.dropped else ""
-            print(f"{target}: {len(scan.points)} points{left_out} became {len(dense)}")
+        points = [points[0] + len(scan.points), points[1] + len(dense)]
+        left_out = f" ({scan.dropped} not finite left out)" if scan.dropped else ""
+    if len(pairs) == 1:
+        print(f"{target}: {points[0]} points{left_out} became {points[1]}")
+    else:
+        done = f"{len(pairs) - failed} of {len(pairs)} clouds"
+        print(f"{args.output}: {done}, {points[0]:,} points became {points[1]:,}")
     return 1 if failed else 0
+
+
+SCAN_HINT = (
+    "{} has the rings of a LiDAR scan; 'apusmog scan' finds its objects and makes them dense, "
+    "and --weights lidar --origin 0 0 0 upsamples one object"
+)
 
 
 def _pairs(source: Path, target: Path) -> list[tuple[Path, Path]]:
     """Files to read and to write; ValueError before any work where one of them cannot be."""
+    from apusmog_core.data import is_recording
     from apusmog_core.data.clouds import READERS, WRITERS
 
     if not source.exists():
         raise ValueError(f"{source}: no such file or folder")
     if source.is_file():
+        if is_recording(source):
+            raise ValueError(f"{source}: a recording of scans; use: apusmog scan {source} {target}")
         if target.suffix.lower() not in WRITERS:
             raise ValueError(f"{target}: unknown kind of file; known: {', '.join(WRITERS)}")
         target.parent.mkdir(parents=True, exist_ok=True)
         return [(source, target)]
     files = sorted(file for file in source.iterdir() if file.suffix.lower() in READERS)
+    if not files and is_recording(source):
+        raise ValueError(f"{source}: a recording of scans; use: apusmog scan {source} {target}")
     if not files:
         raise ValueError(f"{source}: no clouds in this folder; known: {', '.join(READERS)}")
     target.mkdir(parents=True, exist_ok=True)
@@ -117,8 +152,11 @@ def mesh(args: argparse.Namespace) -> None:
     if args.output.suffix.lower() not in MESHES:
         raise ValueError(f"{args.output}: unknown kind of mesh; known: {', '.join(MESHES)}")
     scan = read_points(args.input)
-    dense = load(args).upsample(scan.points, args.ratio, origin=args.origin)
-    vertices, triangles = reconstruct(dense, args.output, args.origin, args.depth, args.trim)
+    up = load(args)
+    with waiting(f"upsampling {len(scan.points):,} points"):
+        dense = up.upsample(scan.points, args.ratio, origin=args.origin)
+    with waiting(f"reconstructing a surface from {len(dense):,} points"):
+        vertices, triangles = reconstruct(dense, args.output, args.origin, args.depth, args.trim)
     print(f"{args.output}: {vertices} vertices, {triangles} triangles from {len(dense)} points")
 
 
@@ -130,7 +168,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sensor",
         default="HDL-64E",
-        help="HDL-64E, VLP-16, VLP-32C, OS1-64 or OS1-128 (%(default)s)",
+        help="HDL-64E (%(default)s), VLP-16 ...; an unknown name lists all",
     )
     parser.add_argument(
         "--meshes",
@@ -142,14 +180,12 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
 
 
 def simulate(args: argparse.Namespace) -> None:
-    from tqdm import tqdm
-
     from apusmog_core.simulate.sensor import Sensor
     from apusmog_core.simulate.street import drive, write_kitti
 
     scans = drive(args.frames, args.seed, Sensor.named(args.sensor), args.meshes)
-    count = write_kitti(tqdm(scans, total=args.frames, unit="scan", disable=None), args.output)
-    print(f"{args.output}: {count} scans")
+    count = write_kitti(progress(scans, "scan", args.frames), args.output)
+    print(f"{args.output}: {count} scans of a simulated {args.sensor}")
 
 
 def add_bag(parser: argparse.ArgumentParser) -> None:
@@ -167,12 +203,29 @@ def add_bag(parser: argparse.ArgumentParser) -> None:
 def bag(args: argparse.Namespace) -> None:
     from apusmog_core.data.bag_writer import convert
 
-    print(f"{args.output}: {convert(args.kitti, args.output, args.format)} scans")
+    with waiting(f"converting {args.kitti}"):
+        count = convert(args.kitti, args.output, args.format)
+    print(f"{args.output}: {count} scans")
+
+
+def add_samples(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("output", type=Path, metavar="OUT", help="the folder to write")
+
+
+def samples(args: argparse.Namespace) -> None:
+    from apusmog_core.samples import write_samples
+
+    for path, about in write_samples(args.output).items():
+        print(f"{path}: {about}")
 
 
 def add_view(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "files", type=Path, nargs="+", metavar="FILE", help="clouds, bags or folders"
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="clouds, bags or folders; up to four single clouds are shown side by side",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("view.html"), help="the page (%(default)s)"
@@ -185,9 +238,22 @@ def add_view(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="also show the objects upsampled by these ratios",
     )
+    add_settings(parser, "cluster.min_points=8")
 
 
 def view(args: argparse.Namespace) -> None:
     from apusmog_core.view import view
 
-    print(view(args.files, args.out, args.ratio))
+    if args.set and not args.ratio:
+        raise ValueError("--set: settings of the pipeline need objects to show; add --ratio R")
+    pipeline = load_pipeline(args) if args.ratio else None
+    page, notice = view(
+        args.files,
+        args.out,
+        args.ratio,
+        pipeline,
+        progress=lambda scans, total: progress(scans, "scan", total),
+    )
+    if notice:
+        say(notice)
+    print(f"{page}: open it in a browser")

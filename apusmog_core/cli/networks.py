@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import suppress
 from pathlib import Path
 
-from .arguments import count, say
+from .arguments import add_settings, count, parse_setting, say
 from .scores import print_table
 
 
@@ -17,26 +16,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--start", metavar="W", help="weights to start from: a shipped name or a file"
     )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE",
-        help="settings that differ from the file, such as data.road=FOLDER",
-    )
-
-
-def _assignment(text: str) -> tuple[str, object]:
-    import yaml
-
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"--set: {text!r} is not NAME=VALUE")
-    value = yaml.safe_load(value)
-    if isinstance(value, str):  # YAML takes 5e-4 for text
-        with suppress(ValueError):
-            return name, float(value)
-    return name, value
+    add_settings(parser, "data.road=FOLDER")
 
 
 def train(args: argparse.Namespace) -> None:
@@ -44,7 +24,7 @@ def train(args: argparse.Namespace) -> None:
     from apusmog_core.settings import load_yaml, with_values
 
     config = load_yaml(TrainConfig, args.config)  # a mistake in it shows before PyTorch loads
-    config = with_values(config, dict(map(_assignment, args.set)))
+    config = with_values(config, dict(map(parse_setting, args.set)))
     from apusmog_core.training.loop import train
 
     print(f"{train(config, resume=args.resume, start_from=args.start)}: written")

@@ -22,13 +22,13 @@ def open_scans(path: str | Path, topic: str = "") -> ScanFiles | BagScans:
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder")
-    if path.suffix in (".bag", ".db3", ".mcap") or (path / "metadata.yaml").is_file():
+    if is_bag(path):
         return BagScans(path, topic)
     if path.is_file():
         if path.suffix.lower() not in READERS:
             raise ValueError(f"{path}: unknown kind of file; known: {', '.join(READERS)} and bags")
         return ScanFiles([path])
-    if (path / "velodyne_points" / "data").is_dir() or (path / "velodyne").is_dir():
+    if is_kitti(path):
         return KittiDrive(path)
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in READERS)
     if not files:
@@ -37,3 +37,16 @@ def open_scans(path: str | Path, topic: str = "") -> ScanFiles | BagScans:
             f"or files of kind {', '.join(READERS)}"
         )
     return ScanFiles(files)
+
+
+def is_bag(path: Path) -> bool:
+    return path.suffix in (".bag", ".db3", ".mcap") or (path / "metadata.yaml").is_file()
+
+
+def is_kitti(path: Path) -> bool:
+    return (path / "velodyne_points" / "data").is_dir() or (path / "velodyne").is_dir()
+
+
+def is_recording(path: Path) -> bool:
+    """Whether it is a bag or a drive, and not a cloud or a folder of clouds."""
+    return is_bag(path) or is_kitti(path)

@@ -4,19 +4,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from scipy.spatial.transform import Rotation
 
 from .kitti import KittiDrive
+from .pointcloud2 import DATATYPES
 
 TOPIC = "/kitti/velo/pointcloud"
 FRAME = "velo_link"
 WORLD = "world"  # where the sensor stood in the first scan
 FORMATS = ("mcap", "sqlite3")
-KITTI_POINT = 16  # bytes: x y z intensity float32
+KITTI_POINT = np.dtype([(name, "<f4") for name in ("x", "y", "z", "intensity")])
 
 
 def convert(kitti_dir: str | Path, out: str | Path, format: str = "mcap") -> int:
@@ -51,15 +53,32 @@ def convert(kitti_dir: str | Path, out: str | Path, format: str = "mcap") -> int
                 continue
             if drive.poses is not None:
                 write_pose(stamp, _pose(store.types, stamp, drive.poses[at]))
-            write_cloud(stamp, _cloud(store.types, stamp, data))
+            write_cloud(stamp, _cloud(store.types, stamp, FRAME, np.frombuffer(data, KITTI_POINT)))
             written += 1
     return written
+
+
+@contextmanager
+def cloud_writer(out: Path, topic: str) -> Iterator[Callable[[int, str, np.ndarray], None]]:
+    """A new rosbag2 (mcap); gives a function of stamp in ns, frame and records (n,)."""
+    from rosbags.rosbag2 import StoragePlugin, Writer
+    from rosbags.typesys import Stores, get_typestore
+
+    store, kind = get_typestore(Stores.ROS2_JAZZY), "sensor_msgs/msg/PointCloud2"
+    with Writer(out, version=9, storage_plugin=StoragePlugin.MCAP) as bag:
+        connection = bag.add_connection(topic, kind, typestore=store)
+
+        def write(stamp: int, frame: str, records: np.ndarray) -> None:
+            message = _cloud(store.types, stamp, frame, records)
+            bag.write(connection, stamp, store.serialize_cdr(message, kind))
+
+        yield write
 
 
 def read_bin(file: Path) -> bytes:
     """A KITTI scan as the bytes it is, which are also those of the message."""
     data = file.read_bytes()
-    if len(data) % KITTI_POINT:
+    if len(data) % KITTI_POINT.itemsize:
         raise ValueError(f"{file}: {len(data)} bytes are no whole number of points; truncated?")
     return data
 
@@ -81,18 +100,20 @@ def _header(types: dict, stamp: int, frame: str):
     return types["std_msgs/msg/Header"](time, frame)
 
 
-def _cloud(types: dict, stamp: int, data: bytes):
+def _cloud(types: dict, stamp: int, frame: str, records: np.ndarray):
+    """A message of little-endian records (n,)."""
     kind = types["sensor_msgs/msg/PointField"]
-    names = ("x", "y", "z", "intensity")
+    codes = {name: code for code, name in DATATYPES.items()}
+    layout = [(name, *records.dtype.fields[name][:2]) for name in records.dtype.names]
     return types["sensor_msgs/msg/PointCloud2"](
-        header=_header(types, stamp, FRAME),
+        header=_header(types, stamp, frame),
         height=1,
-        width=len(data) // KITTI_POINT,
-        fields=[kind(name, 4 * at, kind.FLOAT32, 1) for at, name in enumerate(names)],
+        width=len(records),
+        fields=[kind(name, offset, codes[of.str[1:]], 1) for name, of, offset in layout],
         is_bigendian=False,
-        point_step=KITTI_POINT,
-        row_step=len(data),
-        data=np.frombuffer(data, np.uint8),
+        point_step=records.itemsize,
+        row_step=records.nbytes,
+        data=np.frombuffer(records.tobytes(), np.uint8),
         is_dense=True,
     )
 

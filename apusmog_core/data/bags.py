@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .clouds import Scan
-from .pointcloud2 import decode
+import numpy as np
+
+from .clouds import Scan, keep_finite, other_fields
+from .pointcloud2 import decode, structured
 
 POINT_CLOUD = "sensor_msgs/msg/PointCloud2"  # rosbags gives ROS 1 types ROS 2 names
 
@@ -73,7 +75,7 @@ class BagScans:
 
 
 def _scan(message, name: str) -> Scan:
-    points, intensity, ring, dropped = decode(
+    layout = (
         [(field.name, field.offset, field.datatype, field.count) for field in message.fields],
         message.height,
         message.width,
@@ -82,5 +84,22 @@ def _scan(message, name: str) -> Scan:
         message.is_bigendian,
         message.data,
     )
-    stamp = message.header.stamp.sec + 1e-9 * message.header.stamp.nanosec
-    return Scan(points, intensity, ring, stamp, name, dropped)
+    points, intensity, ring, dropped = decode(*layout)
+    records = structured(*layout).reshape(-1)
+    fields = other_fields(records)
+    if dropped:
+        with np.errstate(over="ignore"):
+            everything = np.stack([records[axis].astype(np.float32) for axis in "xyz"], axis=1)
+        fields = keep_finite(everything, fields)
+    time = message.header.stamp
+    return Scan(
+        points,
+        intensity,
+        ring,
+        time.sec + 1e-9 * time.nanosec,
+        name,
+        dropped,
+        fields,
+        message.header.frame_id,
+        time.sec * 10**9 + time.nanosec,
+    )

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Point clouds in files: .bin (KITTI), .pcd, .ply, .npy and .xyz, read and written."""
+"""Point clouds in files: .bin (KITTI), .pcd, .ply, .npy, .npz and .xyz, read and written."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,9 @@ class Scan:
     stamp: float = 0.0  # seconds
     name: str = ""
     dropped: int = 0  # points removed because they were not finite
+    fields: dict[str, np.ndarray] = field(default_factory=dict)  # all others of the input, (n,)
+    frame: str = ""  # of a message
+    stamp_ns: int | None = None  # of a message: seconds as a float are not exact
 
 
 class ScanFiles:
@@ -43,7 +46,7 @@ class ScanFiles:
         scan = read_points(self.files[index])
         index = range(len(self.files))[index]  # from the end as well
         stamp = self.stamps[index] if self.stamps is not None else index * SCAN_PERIOD
-        return Scan(scan.points, scan.intensity, scan.ring, stamp, scan.name, scan.dropped)
+        return replace(scan, stamp=stamp)
 
     def __iter__(self) -> Iterator[Scan]:
         self.skipped = 0
@@ -64,20 +67,23 @@ def read_points(path: str | Path) -> Scan:
     if reader is None:
         raise ValueError(f"{path}: unknown kind of file; known: {', '.join(READERS)}")
     try:
-        points, intensity, ring, dropped = drop_nonfinite(*reader(path))
+        *arrays, fields = reader(path)
+        points, intensity, ring, dropped = drop_nonfinite(*arrays)
+        if dropped:
+            fields = keep_finite(arrays[0], fields)
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise ValueError(f"{path}: {error}") from error
     if len(points) == 0:
         raise ValueError(f"{path}: no finite point in the file")
     if path.suffix.lower() == ".bin":
         ring = rings_from_order(points)
-    return Scan(points, intensity, ring, name=path.stem, dropped=dropped)
+    return Scan(points, intensity, ring, name=path.stem, dropped=dropped, fields=fields)
 
 
 def write_points(
     path: str | Path, points: np.ndarray, intensity: np.ndarray | None = None, **fields: np.ndarray
 ) -> None:
-    """Write points (n, 3) by the file's suffix; `fields` (ring, instance...) go to .pcd and .ply.
+    """Write points (n, 3) by the file's suffix; `fields` (ring...) go to .pcd, .ply and .npz.
 
     The other formats are plain columns and hold x, y, z and intensity only.
     """
@@ -111,7 +117,8 @@ def rings_from_order(points: np.ndarray) -> np.ndarray | None:
 
 # --- columns: files that are one table of numbers ------------------------------------------------
 
-Arrays = tuple[np.ndarray, "np.ndarray | None", "np.ndarray | None"]  # points, intensity, ring
+# points, intensity, ring, other fields
+Arrays = tuple[np.ndarray, "np.ndarray | None", "np.ndarray | None", dict[str, np.ndarray]]
 
 
 def _from_table(table: np.ndarray) -> Arrays:
@@ -120,7 +127,7 @@ def _from_table(table: np.ndarray) -> Arrays:
         raise ValueError(f"expected rows of x y z, found an array of shape {table.shape}")
     table = table.astype(np.float32)
     intensity = table[:, 3].copy() if table.shape[1] == 4 else None
-    return np.ascontiguousarray(table[:, :3]), intensity, None
+    return np.ascontiguousarray(table[:, :3]), intensity, None, {}
 
 
 def _to_table(columns: dict[str, np.ndarray]) -> np.ndarray:
@@ -179,10 +186,31 @@ def _from_records(records: np.ndarray) -> Arrays:
     intensity = next(
         (records[n].astype(np.float32) for n in ("intensity", "i") if n in names), None
     )
-    return points, intensity, records["ring"].astype(np.int32) if "ring" in names else None
+    ring = records["ring"].astype(np.int32) if "ring" in names else None
+    return points, intensity, ring, other_fields(records)
 
 
-def _to_records(columns: dict[str, np.ndarray]) -> np.ndarray:
+def other_fields(records: np.ndarray) -> dict[str, np.ndarray]:
+    """Fields of records (n,) that are not read otherwise; several values become several fields."""
+    columns = {}
+    for name in records.dtype.names:
+        if name in ("x", "y", "z", "intensity", "i", "ring") or "." in name:
+            continue  # a dot: padding or more values of a .pcd, by our own name
+        values = records[name].reshape(len(records), -1)
+        if values.shape[1] == 1:
+            columns[name] = values[:, 0]
+        else:
+            columns |= {f"{name}_{i}": values[:, i] for i in range(values.shape[1])}
+    return columns
+
+
+def keep_finite(points: np.ndarray, fields: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The fields (n,) of those points (n, 3) that are finite."""
+    finite = np.isfinite(points).all(axis=1)
+    return {name: values[finite] for name, values in fields.items()}
+
+
+def to_records(columns: dict[str, np.ndarray]) -> np.ndarray:
     """Columns as little-endian records; flags become bytes, 64-bit integers 32-bit ones."""
     smaller = {"b1": "u1", "i8": "i4", "u8": "u4"}
     kinds = {name: values.dtype.str[1:] for name, values in columns.items()}
@@ -254,11 +282,12 @@ def _read_compressed_pcd(path: Path) -> Arrays:
         fields["positions"].astype(np.float32),
         None if intensity is None else intensity.astype(np.float32),
         flat["ring"].astype(np.int32) if "ring" in flat else None,
+        {},
     )
 
 
 def _write_pcd(path: Path, columns: dict[str, np.ndarray]) -> None:
-    records = _to_records(columns)
+    records = to_records(columns)
     kinds = [records.dtype[name] for name in records.dtype.names]
     header = [
         "# .PCD v0.7 - Point Cloud Data file format",
@@ -296,7 +325,7 @@ def _read_ply(path: Path) -> Arrays:
 
 
 def _write_ply(path: Path, columns: dict[str, np.ndarray]) -> None:
-    records = _to_records(columns)
+    records = to_records(columns)
     properties = [
         f"property {PLY_NAMES[records.dtype[name].str[1:]]} {name}" for name in records.dtype.names
     ]
@@ -305,11 +334,21 @@ def _write_ply(path: Path, columns: dict[str, np.ndarray]) -> None:
     path.write_bytes("\n".join(header).encode() + b"\n" + records.tobytes())
 
 
+def _read_npz(path: Path) -> Arrays:
+    with np.load(path, allow_pickle=False) as stored:
+        return _from_records(to_records(dict(stored)))
+
+
+def _write_npz(path: Path, columns: dict[str, np.ndarray]) -> None:
+    np.savez_compressed(path, **columns)
+
+
 READERS = {
     ".bin": _read_bin,
     ".pcd": _read_pcd,
     ".ply": _read_ply,
     ".npy": _read_npy,
+    ".npz": _read_npz,
     ".xyz": _read_xyz,
 }
 WRITERS = {
@@ -317,5 +356,6 @@ WRITERS = {
     ".pcd": _write_pcd,
     ".ply": _write_ply,
     ".npy": _write_npy,
+    ".npz": _write_npz,
     ".xyz": _write_xyz,
 }

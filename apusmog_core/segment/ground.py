@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 
-from ..compute import machine_code
+from ..compute import machine_code, silenced
 from ..config import GroundConfig
 from .mounting import Mounting, MountingEstimate
 from .rings import Rings
@@ -166,4 +166,5 @@ def _patchwork(sensor_height: float):
     parameters = pypatchworkpp.Parameters()
     parameters.sensor_height = sensor_height
     parameters.enable_RNR = False  # its reflection filter needs intensities on KITTI's scale
-    return pypatchworkpp.patchworkpp(parameters)
+    with silenced():
+        return pypatchworkpp.patchworkpp(parameters)
