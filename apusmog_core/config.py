@@ -86,9 +86,9 @@ PRESETS: dict[str, ModelConfig] = {
         learned_weights=True,
         refinements=0,
         width=16,
-        neighbours=9,  # the three by three rays around a point
+        neighbours=9,  # see sensor/view.py
         encoder_layers=0,
-        encoder_hidden=16,
+        encoder_hidden=32,
         decoder_hidden=32,
         decoder_layers=1,
     ),
@@ -173,19 +173,28 @@ class TrainConfig:
 @dataclass(frozen=True)
 class RangeConfig:
     min: float = setting(1.5, "nearest range of an object point, metres", low=0.0, high=1000.0)
-    max: float = setting(60.0, "farthest range of an object point, metres", low=0.1, high=1000.0)
+    max: float = setting(75.0, "farthest range of an object point, metres", low=0.1, high=1000.0)
 
 
 @dataclass(frozen=True)
 class GroundConfig:
     method: str = setting(
         "auto",
-        "how ground is found; auto is patchwork where pypatchworkpp is installed, else grid",
+        "how ground is found; auto: along the rings where known, else patchwork or grid",
         choices=("auto", "patchwork", "grid", "none"),
     )
-    sensor_height: float = setting(1.73, "sensor above ground, metres", low=0.0, high=20.0)
-    roll: float = setting(0.0, "mounting roll, degrees", low=-45.0, high=45.0)
-    pitch: float = setting(0.0, "mounting pitch, degrees", low=-45.0, high=45.0)
+    sensor_height: float = setting(
+        0.0,
+        "sensor above ground, metres; 0: height, roll and pitch are estimated",
+        low=0.0,
+        high=20.0,
+    )
+    roll: float = setting(
+        0.0, "mounting roll, degrees, if sensor_height is set", low=-180.0, high=180.0
+    )
+    pitch: float = setting(
+        0.0, "mounting pitch, degrees, if sensor_height is set", low=-90.0, high=90.0
+    )
     cell: float = setting(0.5, "cell of the grid method, metres", low=0.05, high=10.0)
     thickness: float = setting(0.15, "points this close above ground are ground", low=0.0, high=2.0)
 
@@ -216,6 +225,14 @@ class PipelineConfig:
         "aim at this many points per square metre, at most `ratio`; 0: the ratio for all",
         low=0.0,
         high=1e6,
+    )
+    min_confidence: float = setting(
+        0.0, "new points below are left out; 0: the exact count", low=0.0, high=1.0
+    )
+    spread: str = setting(
+        "rings",
+        "where new points go: on whole rings of a denser sensor, or as far apart across as along",
+        choices=("rings", "even"),
     )
     weights: str = setting("lidar", "a shipped name or a file")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")

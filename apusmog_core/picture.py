@@ -11,45 +11,71 @@ import numpy as np
 from .files import written_whole
 from .view import Dense
 
-# --- the picture ---------------------------------------------------------------------------------
+# what a person recognises, by length and height in metres, in the order of choice
+KINDS = {
+    "car": ((2.5, 5.5), (1.1, 2.1)),
+    "cyclist": ((1.2, 2.2), (1.3, 2.1)),
+    "person": ((0.25, 1.2), (1.3, 2.1)),
+}
+TELLING = 250  # measured points: sparse, and still recognisable
 
 
-def picture(before: np.ndarray, after: Dense, out: str | Path, closeups: int = 3) -> Path:
-    """A PNG: the scan left, the same with dense objects right, and objects close up below."""
+def picture(
+    before: np.ndarray,
+    after: Dense,
+    out: str | Path,
+    ratio: float,
+    names: dict[int, str] | None = None,
+    closeups: int = 3,
+) -> Path:
+    """A PNG: the scan left, the same with dense objects right, and objects close up below.
+
+    `names` are classes of instances where these are known; else size tells what one may be.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(16, 10), dpi=100, facecolor=NIGHT)
     FigureCanvasAgg(figure)
     measured = ~after.generated.astype(bool)
-    halves = (("measured", measured), ("dense", np.ones_like(measured)))
-    rows = figure.add_gridspec(2, 1, height_ratios=(1.7, 1), hspace=0.1, **MARGINS)
+    halves = (("measured", measured), (f"dense, × {ratio:g}", np.ones_like(measured)))
+    rows = figure.add_gridspec(2, 1, height_ratios=(1.7, 1), hspace=0.16, **MARGINS)
     scene = rows[0].subgridspec(1, 2, wspace=0.02)
     ahead = _behind_sensor(before)
+    objects = len(np.unique(after.instance))
     for column, (label, shown) in enumerate(halves):
-        axes = _panel(figure, scene[column], f"{label}: {shown.sum():,} points on objects")
-        _draw(axes, before, None, ahead, size=0.4)
-        _draw(axes, after.points[shown], after.instance[shown], ahead, size=0.9)
+        axes = _panel(
+            figure, scene[column], f"{label}: {shown.sum():,} points on {objects} objects"
+        )
+        draw_points(axes, before, GREY, ahead, size=0.4)
+        draw_points(axes, after.points[shown], object_colours(after, shown), ahead, size=0.9)
         aim(axes, low=(-0.62, -0.4), high=(0.62, 0.34))
-    chosen = _worth_a_closeup(after, closeups)
+    chosen = choose_objects(after, names or {}, closeups)
     cells = rows[1].subgridspec(1, 2 * max(len(chosen), 1), wspace=0.06)
     for index, instance in enumerate(chosen):
         own = after.instance == instance
         camera = beside(after.points[own])
         flat, _ = camera.project(after.points[own])
+        about = _describe(after.points[own], (names or {}).get(instance))
+        titles = (f"{about}\n{{:,}} points measured", "\n{:,} points dense")
         for half, (_, shown) in enumerate(halves):
             shown = shown & own
-            axes = _panel(figure, cells[2 * index + half], f"{shown.sum():,} points")
-            _draw(axes, after.points[shown], after.instance[shown], camera, size=2.5)
+            axes = _panel(figure, cells[2 * index + half], titles[half].format(shown.sum()))
+            size = np.clip(2000 / max(own.sum(), 1), 2.0, 12.0)
+            draw_points(
+                axes, after.points[shown], object_colours(after, shown), camera, (2 - half) * size
+            )
             aim(axes, flat.min(axis=0), flat.max(axis=0))
+    figure.text(0.01, 0.012, KEY, color=INK, fontsize=13)
     with written_whole(out) as place:
         figure.savefig(place, facecolor=NIGHT)
     return Path(out)
 
 
+KEY = "pale: measured      full colour: new      grey: the rest of the scan, passed as measured"
 NIGHT, INK, GREY = "#0b0f16", "#dfe6ee", (0.36, 0.40, 0.47)
 PLUS_MINUS = np.array([-1.0, 1.0])
-MARGINS = dict(left=0.01, right=0.99, top=0.955, bottom=0.01)
+MARGINS = dict(left=0.01, right=0.99, top=0.955, bottom=0.04)
 
 
 @dataclass(frozen=True)
@@ -88,20 +114,48 @@ def beside(points: np.ndarray) -> Camera:
     return look_at(middle + 5 * radius * np.array([np.cos(azimuth), np.sin(azimuth), 0.3]), middle)
 
 
-def _worth_a_closeup(dense: Dense, count: int) -> list[int]:
-    """Sparse instances ahead, of a car's or person's size, that gained most."""
-    generated = dense.generated.astype(bool)
+def choose_objects(dense: Dense, names: dict[int, str], count: int) -> list[int]:
+    """Instances that one recognises: a car, a cyclist and a person first, then what gained most."""
+    sizes = {i: _length_and_height(dense.points[dense.instance == i]) for i in _numbers(dense)}
+    measured = np.bincount(dense.instance[~dense.generated.astype(bool)], minlength=max(sizes) + 1)
+    gained = np.bincount(dense.instance, minlength=max(sizes) + 1) - measured
 
-    def merit(instance: int) -> tuple[bool, int]:
-        own = dense.instance == instance
-        length, width, height = np.ptp(dense.points[own], axis=0)
-        familiar = max(length, width) < 6 and 1.2 < height < 2.6
-        sparse = np.count_nonzero(own & ~generated) <= 1000
-        x, y, _ = np.median(dense.points[own], axis=0)
-        ahead = x > 4 and abs(y) < x
-        return bool(familiar and sparse and ahead), np.count_nonzero(own & generated)
+    def fits(instance: int, kind: str) -> bool:
+        return names.get(instance, kind) == kind and _has_size_of(kind, *sizes[instance])
 
-    return sorted(np.unique(dense.instance).tolist(), key=merit, reverse=True)[:count]
+    chosen: list[int] = []
+    for kind in KINDS:
+        of_kind = [i for i in sizes if i not in chosen and measured[i] and fits(i, kind)]
+        telling = sorted(of_kind, key=lambda i: abs(np.log(measured[i] / TELLING)))
+        chosen += telling[:1]
+    rest = sorted(set(sizes) - set(chosen), key=lambda i: gained[i], reverse=True)
+    return (chosen + rest)[:count]
+
+
+def _numbers(dense: Dense) -> list[int]:
+    return np.unique(dense.instance).tolist() or [0]
+
+
+def _length_and_height(points: np.ndarray) -> tuple[float, float]:
+    """Extent along the longest horizontal axis, and upwards."""
+    if len(points) < 2:
+        return 0.0, 0.0
+    flat = points[:, :2] - points[:, :2].mean(axis=0)
+    longest = np.linalg.eigh(flat.T @ flat)[1][:, 1]
+    return float(np.ptp(flat @ longest)), float(np.ptp(points[:, 2]))
+
+
+def _has_size_of(kind: str, length: float, height: float) -> bool:
+    (short, long), (low, high) = KINDS[kind]
+    return short <= length <= long and low <= height <= high
+
+
+def _describe(points: np.ndarray, name: str | None) -> str:
+    """What it is, or what has its size, and how far away."""
+    length, height = _length_and_height(points)
+    distance = float(np.hypot(*np.median(points[:, :2], axis=0)))
+    alike = next((f"of a {k}'s size" for k in KINDS if _has_size_of(k, length, height)), None)
+    return f"{name or 'object ' + (alike or f'{length:.1f} m long')} at {distance:.0f} m"
 
 
 def _panel(figure, cell, title: str):
@@ -122,16 +176,18 @@ def aim(axes, low, high) -> None:
     axes.set(xlim=middle[0] + reach[0] * PLUS_MINUS, ylim=middle[1] + reach[1] * PLUS_MINUS)
 
 
-def _draw(axes, points: np.ndarray, instance: np.ndarray | None, camera: Camera, size: float):
+def draw_points(axes, points: np.ndarray, colours, camera: Camera, size: float) -> None:
+    """Points in one colour, or in one each (n, 3)."""
     flat, depth = camera.project(points)
     front = np.flatnonzero(depth > 0.5)
     order = front[np.argsort(-depth[front])]  # far first, so that near points cover them
-    colours = GREY if instance is None else _colours(instance)[order]
-    kind = dict(color=colours) if instance is None else dict(c=colours)
+    kind = dict(c=colours[order]) if np.ndim(colours) == 2 else dict(color=colours)
     axes.scatter(*flat[order].T, s=size, linewidths=0, rasterized=True, **kind)
 
 
-def _colours(instance: np.ndarray) -> np.ndarray:
-    """The page's colours: hues by the golden ratio, so that neighbours in number differ. (n, 3)"""
+def object_colours(dense: Dense, shown: np.ndarray) -> np.ndarray:
+    """The page's colours (n, 3): hues by the golden ratio, pale for measured points."""
+    instance, generated = dense.instance[shown], dense.generated[shown].astype(bool)
     hue = (instance[:, None] * 0.618034 + np.array([0, 2 / 3, 1 / 3])) % 1.0
-    return 1 - 0.68 * (1 - np.clip(np.abs(hue * 6 - 3) - 1, 0, 1))
+    strength = np.where(generated, 0.75, 0.3)[:, None]
+    return 1 - strength * (1 - np.clip(np.abs(hue * 6 - 3) - 1, 0, 1))

@@ -91,6 +91,26 @@ def _stored(scan) -> Frame:
     return Frame(scan.name, scan.points[~generated], found)
 
 
+def renumbered(dense: Dense, like: Dense) -> Dense:
+    """The objects under their numbers in `like`, so that colours stay; by measured points."""
+    old = ~like.generated.astype(bool)
+    known = {p.tobytes(): int(n) for p, n in zip(like.points[old], like.instance[old], strict=True)}
+    measured = ~dense.generated.astype(bool)
+    points, own = dense.points[measured], dense.instance[measured]
+    numbers = np.array([known.get(point.tobytes(), 0) for point in points], np.int64)
+    unused, taken = max(known.values(), default=0), set()
+    instance = np.zeros_like(dense.instance)
+    for number in np.unique(dense.instance):
+        votes = np.bincount(numbers[own == number], minlength=1)
+        new = int(votes.argmax())
+        if new == 0 or new in taken:  # an object that was not there, or a part of one
+            unused += 1
+            new = unused
+        taken.add(new)
+        instance[dense.instance == number] = new
+    return replace(dense, instance=instance)
+
+
 def _nothing_found(scans: int) -> str:
     from .pipeline import TO_FIND_OBJECTS
 

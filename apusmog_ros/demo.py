@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
+from apusmog_core.cli.progress import waiting
 from apusmog_core.data import open_scans
 from apusmog_core.picture import picture
-from apusmog_core.view import Dense, Frame, write_page
+from apusmog_core.view import Dense, Frame, renumbered, write_page
 
 if TYPE_CHECKING:
     from .watcher import Answer, Watcher
@@ -65,7 +66,7 @@ def demo(
     finally:
         rclpy.try_shutdown()
     print(table(story, diagnostics))
-    show(story, out)
+    show(story, source, out)
     return 0
 
 
@@ -128,7 +129,10 @@ class Story:
         self.reached = min(number + 1, len(self.order))
         if number < len(self.scans):
             dense = Dense(answer.points, answer.instance, answer.generated)
-            self.dense.setdefault(number, {})[self.ratio] = dense
+            known = self.dense.setdefault(number, {})
+            for other in known.values():
+                dense = renumbered(dense, other)
+            known[self.ratio] = dense
 
 
 def _key(stamp: float) -> int:
@@ -163,7 +167,8 @@ def play(source: Path, story: Story, out: Path, weights: str | Path) -> dict[str
         node("upsample_node", out / "node.log", **settings) as upsampler,
     ):
         watcher = Watcher(NAMESPACE, story.add, record)
-        watcher.wait_until(lambda: watcher.diagnostics, "the upsample node", (upsampler,))
+        with waiting("the node starts; the first time it compiles, for about a minute"):
+            watcher.wait_until(lambda: watcher.diagnostics, "the upsample node", (upsampler,))
         for ratio in RATIOS:
             watcher.set_parameter("upsampler", "ratio", ratio)
             story.begin(ratio)
@@ -195,7 +200,8 @@ def play_once(
 def table(story: Story, diagnostics: dict[str, str]) -> str:
     """Means of each ratio's scans, then the time of each stage as the node reports it."""
     names = ("ratio", "scans", "objects", "points in", "points out", "out/in")
-    lines = ["", "".join(f"{name:>12}" for name in names)]
+    lines = ["", "Means of a scan: points of all objects before and after, and their ratio."]
+    lines.append("".join(f"{name:>12}" for name in names))
     for ratio in RATIOS:
         rows = [count for count in story.counts if count.ratio == ratio]
         objects, before, after = np.mean(
@@ -224,7 +230,7 @@ def _of_interest(name: str) -> bool:
     return name in told or (name.endswith("[ms]") and not name.startswith("age"))
 
 
-def show(story: Story, out: Path) -> None:
+def show(story: Story, source: Path, out: Path) -> None:
     """Write the picture and the page."""
     both = [number for number, dense in story.dense.items() if len(dense) == len(RATIOS)]
     numbers = sorted(both or story.dense)  # a slow machine may have dropped all but some
@@ -233,13 +239,35 @@ def show(story: Story, out: Path) -> None:
         Frame(f"scan {numbers[i]}", story.scans[numbers[i]], story.dense[numbers[i]])
         for i in chosen
     ]
-    first = frames[0]
+    first, ratio = frames[0], max(frames[0].dense)
+    names = true_names(source, numbers[chosen[0]], first.scan, first.dense[ratio])
+    title = f"demo: {source.resolve().name}"
     written = [
-        picture(first.scan, first.dense[max(first.dense)], out / "before_after.png"),
-        write_page(frames, out / "view.html", scan_points=100_000 * len(frames)),
+        picture(first.scan, first.dense[ratio], out / "before_after.png", ratio, names),
+        write_page(frames, out / "view.html", title, scan_points=100_000 * len(frames)),
         out / "dense",
     ]
-    print("\n" + "\n".join(f"  {path}" for path in written))
+    about = ("the picture", "the 3-D page: open it in a browser", "the dense clouds, a rosbag2")
+    width = max(len(str(path)) for path in written)
+    lines = [f"  {str(path):{width}}  {what}" for path, what in zip(written, about, strict=True)]
+    print("\n" + "\n".join(lines))
+
+
+def true_names(source: Path, number: int, scan: np.ndarray, dense: Dense) -> dict[int, str]:
+    """Classes of the instances of a simulated scan; empty for a recording."""
+    file = source / "truth" / f"{number:010d}.npz"
+    if not file.is_file():
+        return {}
+    with np.load(file) as truth:
+        names, belongs = truth["names"], truth["instance"]
+    known = {point.tobytes(): of for point, of in zip(scan, belongs, strict=True)}
+    measured = ~dense.generated.astype(bool)
+    found = {}
+    for instance in np.unique(dense.instance):
+        points = dense.points[measured & (dense.instance == instance)]
+        votes = np.bincount([known.get(point.tobytes(), 0) for point in points], minlength=1)
+        found[int(instance)] = str(names[votes.argmax()])
+    return found
 
 
 def main() -> int:

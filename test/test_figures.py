@@ -6,7 +6,7 @@ import pytest
 from scipy.spatial import cKDTree
 
 from apusmog_core.evaluation.metrics import nearest
-from tools import figures
+from tools import figures, motion
 
 image = pytest.importorskip("matplotlib.image")
 o3d = pytest.importorskip("open3d")
@@ -71,3 +71,22 @@ def test_a_wrong_argument_is_named_before_anything_is_drawn(tmp_path, capsys, op
     assert figures.main([str(tmp_path / "docs"), *options]) == 2
     assert re.search(reason, capsys.readouterr().err)
     assert not (tmp_path / "docs").exists()
+
+
+def test_the_moving_picture_shows_more_and_more_points(tmp_path, monkeypatch, capsys):
+    Image = pytest.importorskip("PIL.Image")
+    monkeypatch.setattr(motion, "STEPS", 4)
+    out = tmp_path / "docs" / "dense.gif"
+    assert motion.main([str(out)]) == 0
+    assert out.stat().st_size < 2_000_000 and str(out) in capsys.readouterr().out
+    with Image.open(out) as moving:
+        lit = []
+        for number in range(moving.n_frames):
+            moving.seek(number)
+            lit.append(int((np.asarray(moving.convert("RGB"))[60:].max(axis=2) > 120).sum()))
+    assert len(lit) == 4 and lit == sorted(lit) and lit[-1] > 1.5 * lit[0]
+
+
+def test_an_unknown_sensor_of_the_moving_picture_is_named(tmp_path, capsys):
+    assert motion.main([str(tmp_path / "out.gif"), "--sensor", "X1"]) == 2
+    assert "unknown sensor 'X1'" in capsys.readouterr().err

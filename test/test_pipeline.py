@@ -207,7 +207,7 @@ def test_shares_add_up_and_are_off_by_less_than_one():
 def test_new_settings_keep_the_network_and_the_terrain():
     before = pipeline()
     after = before.configured(with_values(before.config, {"ratio": 2.0}))
-    assert after.upsampler is before.upsampler and after.ground is before.ground
+    assert after.upsampler is before.upsampler and after.segmenter.ground is before.segmenter.ground
     assert len(after.process(scan()).points) == 2 * sum(SIZES)
     assert before.config.ratio == 4.0
 

@@ -12,8 +12,8 @@ import pytest
 
 from apusmog_core import cli
 from apusmog_core.data import write_points
-from apusmog_core.picture import picture
-from apusmog_core.view import Dense, Frame, write_page
+from apusmog_core.picture import choose_objects, picture
+from apusmog_core.view import Dense, Frame, renumbered, write_page
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -211,13 +211,11 @@ def test_objects_and_their_colours_do_not_change_with_the_ratio(tmp_path, monkey
     from apusmog_core import view
 
     assert cli.main(["samples", str(tmp_path)]) == 0
-    written = {}
-    monkeypatch.setattr(
-        view, "write_page", lambda frames, *_, **__: written.update(frames[0].dense)
-    )
+    seen = {}
+    monkeypatch.setattr(view, "write_page", lambda frames, *_, **__: seen.update(frames[0].dense))
     scan = str(tmp_path / "street_vlp16.pcd")
     assert cli.main(["view", scan, "--ratio", "1", "4", "--set", "cluster.min_points=8"]) == 0
-    one, four = written[1.0], written[4.0]
+    one, four = seen[1.0], seen[4.0]
     measured = ~four.generated
     assert (one.points == four.points[measured]).all()
     assert (one.instance == four.instance[measured]).all()
@@ -262,8 +260,30 @@ def test_the_page_refuses_to_be_empty(tmp_path):
 def test_the_picture_shows_more_on_the_right_than_on_the_left(tmp_path):
     image = pytest.importorskip("matplotlib.image")
     frame = street(0)
-    pixels = image.imread(picture(frame.scan, frame.dense[8.0], tmp_path / "out.png"))[..., :3]
+    pixels = image.imread(picture(frame.scan, frame.dense[8.0], tmp_path / "out.png", 8.0))[..., :3]
     coloured = np.ptp(pixels, axis=2) > 0.2  # the scan and the background are grey
     half = pixels.shape[1] // 2
     top = slice(0, pixels.shape[0] // 2)
     assert 0 < coloured[top, :half].sum() < coloured[top, half:].sum()
+
+
+def test_objects_found_anew_keep_the_colours_they_had():
+    frame = street(0)
+    before, after = frame.dense[2.0], frame.dense[8.0]
+    points = after.points.copy()
+    points[~after.generated] = before.points[~before.generated]  # measured twice
+    swapped = Dense(points, 3 - after.instance, after.generated)
+    again = renumbered(swapped, before)
+    assert (again.instance == after.instance).all()
+    other = renumbered(Dense(points + 1, after.instance, after.generated), before)
+    assert set(other.instance) == {3, 4}
+
+
+def test_the_picture_chooses_a_car_a_cyclist_and_a_person():
+    rng = np.random.default_rng(0)
+    sizes = [(9, 9, 5), (0.6, 0.4, 1.7), (4.2, 1.7, 1.4), (1.7, 0.5, 1.7)]
+    points = np.vstack([rng.uniform(0, size, (400, 3)) + (20, 0, 0) for size in sizes])
+    generated = np.tile(np.arange(400) >= 200, 4)
+    dense = Dense(points, np.repeat([1, 2, 3, 4], 400), generated)
+    assert choose_objects(dense, {}, 4) == [3, 4, 2, 1]
+    assert choose_objects(dense, {3: "bush"}, 4)[:2] == [4, 2]  # the name counts more than the size

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..sensor.view import ObjectScan
 from . import baselines, metrics
 from .tables import Row, Scores, means
 
@@ -19,25 +20,50 @@ if TYPE_CHECKING:
 
 RANGE_BINS = (0, 15, 30, 45)  # metres
 SCORED_POINTS = (64, 1_000_000)  # fewest and most of an object
+FEWEST_KEPT = 8  # points that are given, and that are held, of an object where few rings are kept
 SURFACE_ROUGHNESS = 0.1  # metres: rougher clusters are vegetation
 
 
 # --- ring hold-out -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RingCase:
-    """One object: its even rings are given, its odd rings held out."""
+@dataclass(frozen=True, eq=False)
+class KeptScan:
+    """What is given of one scan: the rings that were kept, of objects and of all around them."""
 
+    points: np.ndarray  # (n, 3), in the sensor's frame
+    ring: np.ndarray  # (n,)
+    height: np.ndarray | None  # (n,) above the ground
+    rays: metrics.MeasuredRays  # of all rings
+
+
+def keep_rings(points: np.ndarray, ring: np.ndarray, stride: int) -> tuple[KeptScan, np.ndarray]:
+    """Every `stride`-th ring of a scan (n, 3), and the row (n,) of each point in it, or -1."""
+    from ..segment import Segmenter
+
+    kept = np.flatnonzero(ring % stride == 0)
+    row = np.full(len(points), -1)
+    row[kept] = np.arange(len(kept))
+    given = points[kept]
+    height = Segmenter().find(np.ascontiguousarray(given, np.float32), ring[kept]).height
+    return KeptScan(given, ring[kept], height, metrics.MeasuredRays(points)), row
+
+
+@dataclass(frozen=True, eq=False)
+class RingCase:
+    """One object: every n-th ring is given, the others are held out."""
+
+    scan: KeptScan
+    rows: np.ndarray  # (n,) of the scan: the input
     points: np.ndarray  # (n, 3) the input, in the sensor's frame
     held: np.ndarray  # (h, 3)
     full: np.ndarray  # (n + h, 3)
     ring: np.ndarray  # (n,) of the input
+    stride: int
     range: float  # of the mean of `full`, metres
     surface: bool  # vehicles, persons, walls, poles; otherwise vegetation
     frame: str
     cluster: int
-    rays: metrics.MeasuredRays | None = None  # of the whole scan
     truth: Callable[[np.ndarray], np.ndarray] | None = None  # distance to the true surface
 
     @property
@@ -46,16 +72,21 @@ class RingCase:
         return len(self.full) / len(self.points)
 
 
-def ring_case(full: np.ndarray, ring: np.ndarray, surface: bool, **rest) -> RingCase | None:
-    """The hold-out case of one object, or None where it has only even or only odd rings."""
-    even = ring % 2 == 0
-    if even.all() or not even.any():
+def ring_case(
+    scan: KeptScan, rows: np.ndarray, full: np.ndarray, ring: np.ndarray, stride: int, **rest
+) -> RingCase | None:
+    """The hold-out case of one object (n, 3) whose points are `rows` (n,) of the kept scan, or -1;
+    None where too little is kept or held."""
+    kept = rows >= 0
+    fewest = 1 if stride == 2 else FEWEST_KEPT
+    if kept.sum() < fewest or (~kept).sum() < fewest:
         return None
     distance = float(np.linalg.norm(full.mean(axis=0)))
-    return RingCase(full[even], full[~even], full, ring[even], distance, surface, **rest)
+    given = (full[kept], full[~kept], full, ring[kept])
+    return RingCase(scan, rows[kept], *given, stride=stride, range=distance, **rest)
 
 
-def ring_cases(scans: str | Path, holdout: str | Path) -> list[RingCase]:
+def ring_cases(scans: str | Path, holdout: str | Path, stride: int = 2) -> list[RingCase]:
     """The fixed clusters of `holdout`/FRAME.npz in the scans `scans`/FRAME.bin."""
     files = sorted(Path(holdout).glob("*.npz"))
     if not files:
@@ -66,11 +97,12 @@ def ring_cases(scans: str | Path, holdout: str | Path) -> list[RingCase]:
         fixed = np.load(file)
         if len(fixed["ring"]) != len(scan):
             raise ValueError(f"{file}: made for another scan ({len(scan)} points in this one)")
-        rays = metrics.MeasuredRays(scan)
+        rings = fixed["ring"].astype(int)
+        kept, row = keep_rings(scan, rings, stride)
         for j, index in enumerate(np.split(fixed["index"], fixed["offset"][1:-1])):
             surface = bool(fixed["roughness"][j] < SURFACE_ROUGHNESS)
-            ring = fixed["ring"][index].astype(int)
-            case = ring_case(scan[index], ring, surface, frame=file.stem, cluster=j, rays=rays)
+            named = dict(surface=surface, frame=file.stem, cluster=j)
+            case = ring_case(kept, row[index], scan[index], rings[index], stride, **named)
             cases += [case] if case else []
     return cases
 
@@ -95,8 +127,7 @@ def score_rings(cases: list[RingCase], predict: Callable[[RingCase], np.ndarray]
 def score_ring(case: RingCase, output: np.ndarray) -> dict[str, float]:
     """Scores of one output (see `metrics.ring_scores`), and what the scan's rays say of it."""
     scores = metrics.ring_scores(output, case.held, case.full)
-    if case.rays:
-        scores["free_space"] = metrics.free_space_share(output, case.points, case.rays)
+    scores["free_space"] = metrics.free_space_share(output, case.points, case.scan.rays)
     if case.truth:
         scores["surface_error"] = float(case.truth(output).mean())
     return scores
@@ -153,6 +184,7 @@ def found_cases(
     frames: int = 20,
     points: Sequence[int] = SCORED_POINTS,
     max_range: float = 45.0,
+    stride: int = 2,
 ) -> list[RingCase]:
     """Objects that segmentation finds in at most `frames` scans, spread over all there are."""
     from ..segment import Segmenter
@@ -160,15 +192,16 @@ def found_cases(
     segment = Segmenter()
     cases = []
     for scan in scans_with_rings(scans, frames):
-        _, instance = segment(scan.points)
-        rays = metrics.MeasuredRays(scan.points)
+        _, instance = segment(scan.points, scan.ring)
+        kept, row = keep_rings(scan.points, scan.ring, stride)
         for j in range(1, instance.max(initial=0) + 1):
             index = np.flatnonzero(instance == j)
             if not points[0] <= len(index) <= points[1]:
                 continue
             cloud, ring = scan.points[index], scan.ring[index]
             surface = roughness(cloud, ring) < SURFACE_ROUGHNESS
-            case = ring_case(cloud, ring, surface, frame=scan.name, cluster=j, rays=rays)
+            named = dict(surface=surface, frame=scan.name, cluster=j)
+            case = ring_case(kept, row[index], cloud, ring, stride, **named)
             cases += [case] if case and case.range < max_range else []
     if not cases:
         raise ValueError(f"{scans}: no object of {points[0]} points within {max_range:g} m found")
@@ -182,6 +215,7 @@ def simulated_cases(
     meshes: str | Path | None = None,
     points: Sequence[int] = SCORED_POINTS,
     max_range: float = 45.0,
+    stride: int = 2,
 ) -> list[RingCase]:
     """Objects of simulated streets, one street a frame, whose true surface is known."""
     from .. import simulate
@@ -191,19 +225,21 @@ def simulated_cases(
     for frame in range(frames):
         scene = simulate.street(seed + frame, meshes)
         turn = simulate.scan(scene, device, seed=seed + frame)
-        rays = metrics.MeasuredRays(turn.points)
+        kept, row = keep_rings(turn.points, turn.ring, stride)
         for instance, placed in enumerate(scene.objects, start=1):
             index = np.flatnonzero(turn.instance == instance)
             large = placed.name == "building"  # larger than any cluster
             if large or not points[0] <= len(index) <= points[1]:
                 continue
             case = ring_case(
+                kept,
+                row[index],
                 turn.points[index],
                 turn.ring[index],
+                stride,
                 surface=placed.name not in ("bush", "tree"),
                 frame=f"{frame:010d}",
                 cluster=instance,
-                rays=rays,
                 truth=_distance_to(placed.world, (0, 0, device.height)),
             )
             cases += [case] if case and case.range < max_range else []
@@ -228,16 +264,22 @@ def upsample_rings(up: Upsampler, cases: list[RingCase]) -> list[np.ndarray]:
     results: list[np.ndarray | None] = [None] * len(cases)
     for frame in dict.fromkeys(case.frame for case in cases):
         index = [i for i, case in enumerate(cases) if case.frame == frame]
-        clouds, ratios = [cases[i].points for i in index], [cases[i].ratio for i in index]
-        dense = up.upsample_many(clouds, ratios, keep_measured=True, origin=np.zeros(3))
-        for i, result in zip(index, dense, strict=True):
-            results[i] = result
+        scan = cases[index[0]].scan
+        instance = np.zeros(len(scan.points), np.int64)
+        for number, i in enumerate(index, start=1):
+            instance[cases[i].rows] = number
+        counts = [len(cases[i].full) for i in index]
+        seen = ObjectScan(scan.points, instance, scan.ring, scan.height)
+        for i, result in zip(index, up.upsample_scan(seen, counts), strict=True):
+            results[i] = result.points
     return results
 
 
 RING_BASELINES: dict[str, Callable[[RingCase], np.ndarray]] = {
     "nothing": lambda case: baselines.nothing(case.points),
-    "range-interpolation": lambda case: baselines.range_interpolation(case.points, case.ring),
+    "range-interpolation": lambda case: baselines.range_interpolation(
+        case.points, case.ring, case.stride
+    ),
     "midpoint": lambda case: baselines.midpoint(case.points, len(case.full)),
 }
 

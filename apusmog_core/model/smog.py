@@ -136,7 +136,10 @@ class MixtureHead(nn.Module):
         if not self.config.learned_weights:
             weight = torch.zeros_like(weight)
         factor = cholesky_factor(spread, self.config.covariance, INITIAL_SPREAD[self.config.domain])
-        return Mixture(mean, factor, weight[..., 0].log_softmax(-1))
+        weight = weight[..., 0]
+        if self.config.domain != "sensor":  # there they say how many returns to expect
+            weight = weight.log_softmax(-1)
+        return Mixture(mean, factor, weight)
 
 
 def allocate(total: int, components: int, generator: torch.Generator | None = None) -> Tensor:

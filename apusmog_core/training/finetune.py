@@ -179,7 +179,7 @@ def objects(scans: str | Path, frames: int) -> Iterator[list[Seen]]:
 
 
 def _objects_of(scan: Scan, segment: Segmenter) -> list[Seen]:
-    _, instance = segment(scan.points)
+    _, instance = segment(scan.points, scan.ring)
     rings = int(scan.ring.min()), int(scan.ring.max())
     found = []
     for number in range(1, instance.max(initial=0) + 1):

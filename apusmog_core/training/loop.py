@@ -21,7 +21,8 @@ from .. import weights
 from ..compute import keep_allocations, parse_device
 from ..config import TrainConfig
 from ..model import ApuSmog, parameter_count
-from ..model.losses import ray_loss, surface_loss
+from ..model.losses import surface_loss
+from ..sensor.losses import ray_loss
 from ..settings import flatten, to_dict
 
 CHECKPOINT = "checkpoint.pt"
@@ -76,10 +77,10 @@ class Run:
         keep_allocations()
         seed_everything(config.seed)
         self.config, self.processes = config, processes
-        self.network = ApuSmog(config.network).to(processes.device)
+        self.network = weights.build_network(config.network).to(processes.device)
         if start_from:
             begin_from(self.network, weights.load_network(start_from), start_from)
-        self.average = ApuSmog(config.network).to(processes.device)
+        self.average = weights.build_network(config.network).to(processes.device)
         self.average.load_state_dict(self.network.state_dict())
         self.optimiser = torch.optim.AdamW(
             parameter_groups(self.network, config.weight_decay), lr=config.rate
@@ -278,4 +279,4 @@ def ray_batch(samples, config: TrainConfig, step: int, rank: int, size: int) -> 
     chosen = rng.integers(len(samples), size=config.batch)
     mine = chosen[rank::size]
     rng = np.random.default_rng((config.seed, step, rank))
-    return samples.batch(mine, rng, config.data.jitter)
+    return samples.batch(mine, rng)

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..config import ModelConfig
 from ..files import written_whole
 from ..model import ApuSmog
+from ..sensor.network import RayNetwork
 from ..settings import from_dict, to_dict
 
 FOLDER = Path(__file__).parent
@@ -99,6 +100,11 @@ def _check_content(stored: dict, size: int) -> None:
             raise ValueError(f"{name[:80]}: {type(value).__name__}")
 
 
+def build_network(config: ModelConfig) -> ApuSmog | RayNetwork:
+    """A network with random weights, of the sensor's sphere or of the paper's."""
+    return RayNetwork(config) if config.domain == "sensor" else ApuSmog(config)
+
+
 def load_network(name: str | Path) -> ApuSmog:
     """A network with stored weights, in float32 on the CPU."""
     stored = read(name)
@@ -107,10 +113,10 @@ def load_network(name: str | Path) -> ApuSmog:
         if not all(isinstance(key, str) and isinstance(v, Tensor) for key, v in state.items()):
             raise ValueError("the state is not one of named tensors")
         with torch.device("meta"):  # takes no memory
-            expected = sum(v.numel() for v in ApuSmog(config).state_dict().values())
+            expected = sum(v.numel() for v in build_network(config).state_dict().values())
         if expected != sum(v.numel() for v in state.values()):
             raise ValueError(f"the state has not the {expected} values of its model")
-        network = ApuSmog(config)
+        network = build_network(config)
         network.load_state_dict({k: v.float() for k, v in state.items()})
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"{find(name)}: weights of another version ({error})") from error

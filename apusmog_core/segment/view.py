@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sensor's own grid of rings and shots: what hangs together there, and what is an object.
+
+Euclidean distance does not hold across rings that are farther apart than an object is high. There,
+points join with those above them on the next ring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..compute import machine_code
+from ..config import ClusterConfig
+from ..sensor.neighbours import fill
+from .rings import Rings
+from .sets import find_root, number_sets
+
+SHOTS = 1.5  # to either side on the next ring
+SPACINGS = 2.5  # of shots along a ring, that always join
+SLANT = 1.2  # metres farther or nearer for each metre from ring to ring
+FARTHEST_JOIN = 1.6  # metres farther or nearer on the next ring
+THING = (1.5, 1.0)  # metres, width and height of what must be found
+SHARE = 0.15  # of the returns that it could give
+FEWEST = 2  # points of an instance
+CLEAR, WIDE = 0.25, 0.3  # metres above the ground, and across, of an object on a single ring
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Where n points are on the sensor's grid, and how high above the ground."""
+
+    row: np.ndarray  # (n,) ring by rising elevation
+    azimuth: np.ndarray  # (n,) float32, in the sensor's frame
+    height: np.ndarray  # (n,) float32, above the ground
+    rings: Rings
+
+    def of(self, chosen: np.ndarray) -> View:
+        """That of some of the points."""
+        return View(self.row[chosen], self.azimuth[chosen], self.height[chosen], self.rings)
+
+    @property
+    def least_adaptive(self) -> float:
+        """Metres a metre of range that neighbours on a ring are apart, with room for lost shots."""
+        return SPACINGS * self.rings.step
+
+    def join(
+        self,
+        points: np.ndarray,
+        component: np.ndarray,
+        tolerance: float,
+        adaptive: float,
+        share: float,
+    ) -> np.ndarray:
+        """Component number (n,) after joins across rings that are apart more than the tolerance."""
+        return _join(
+            points,
+            component,
+            self.row,
+            self.azimuth,
+            self.rings.elevation,
+            self.rings.step,
+            tolerance,
+            adaptive,
+            share,
+        )
+
+    def look_like_objects(
+        self, points: np.ndarray, order: np.ndarray, start: np.ndarray, config: ClusterConfig
+    ) -> np.ndarray:
+        """Which components (k,) have as many points, and stand as clear, as objects there would."""
+        count = np.diff(np.append(start, len(order)))
+        distance = np.sqrt(np.einsum("nd,nd->n", points, points))[order]
+        row, height = self.row[order], self.height[order]
+        lowest, highest = np.minimum.reduceat(row, start), np.maximum.reduceat(row, start)
+        reach = np.add.reduceat(distance, start) / count
+        gap = self.rings.gap[(lowest + highest) // 2]
+        possible = THING[0] / (reach * self.rings.step) * (THING[1] / (reach * gap))
+        least = np.clip(SHARE * possible, min(FEWEST, config.min_points), config.min_points)
+        top = np.maximum.reduceat(height, start)
+        tall = top >= max(CLEAR, config.min_height)
+        flat = points[order, :2]
+        across = np.maximum.reduceat(flat, start) - np.minimum.reduceat(flat, start)
+        width = np.hypot(across[:, 0], across[:, 1]) + reach * self.rings.step
+        single = lowest == highest
+        clear = np.add.reduceat(height, start) / count >= CLEAR
+        return (count >= least) & tall & (~single | (clear & (width >= WIDE)))
+
+
+@machine_code
+def _join(points, component, row, azimuth, elevation, step, tolerance, adaptive, share):
+    columns = max(int(2 * np.pi / step), 8)
+    width = 2 * np.pi / columns
+    rows = len(elevation)
+    column = np.empty(len(points), np.int64)
+    cell = np.empty(len(points), np.int64)
+    for i in range(len(points)):
+        column[i] = int((azimuth[i] + np.pi) / width) % columns
+        cell[i] = row[i] * columns + column[i]
+    starts, order = fill(cell, rows * columns)
+    parent = np.arange(component.max() + 1)
+    side = int(np.ceil(SHOTS))
+    for i in range(len(points)):
+        above = row[i] + 1
+        if above >= rows:
+            continue
+        flat = np.sqrt(points[i, 0] ** 2 + points[i, 1] ** 2)
+        apart = (elevation[above] - elevation[row[i]]) * flat
+        if apart * 1.5 < tolerance + adaptive * flat:
+            continue  # close enough to be joined already
+        farthest = share * min(max(SLANT * apart, tolerance + adaptive * flat), FARTHEST_JOIN)
+        for shift in range(-side, side + 1):
+            there = above * columns + (column[i] + shift) % columns
+            for place in range(starts[there], starts[there + 1]):
+                j = order[place]
+                a, b = find_root(parent, component[i]), find_root(parent, component[j])
+                if a == b:
+                    continue
+                other = np.sqrt(points[j, 0] ** 2 + points[j, 1] ** 2)
+                if abs(other - flat) <= farthest:
+                    parent[a] = b
+    return number_sets(parent)[component]
