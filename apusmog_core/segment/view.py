@@ -24,6 +24,7 @@ FARTHEST_JOIN = 1.6  # metres farther or nearer on the next ring
 THING = (1.5, 1.0)  # metres, width and height of what must be found
 SHARE = 0.15  # of the returns that it could give
 FEWEST = 2  # points of an instance
+APART = 0.35  # metres from ring to ring, from which on an object may be seen by a single one
 CLEAR, WIDE = 0.25, 0.3  # metres above the ground, and across, of an object on a single ring
 
 
@@ -79,13 +80,13 @@ class View:
         possible = THING[0] / (reach * self.rings.step) * (THING[1] / (reach * gap))
         least = np.clip(SHARE * possible, min(FEWEST, config.min_points), config.min_points)
         top = np.maximum.reduceat(height, start)
-        tall = top >= max(CLEAR, config.min_height)
-        flat = points[order, :2]
+        z, flat = points[order, 2], points[order, :2]
+        extent = np.maximum.reduceat(z, start) - np.minimum.reduceat(z, start)
         across = np.maximum.reduceat(flat, start) - np.minimum.reduceat(flat, start)
         width = np.hypot(across[:, 0], across[:, 1]) + reach * self.rings.step
-        single = lowest == highest
         clear = np.add.reduceat(height, start) / count >= CLEAR
-        return (count >= least) & tall & (~single | (clear & (width >= WIDE)))
+        alone = (lowest == highest) & (reach * gap >= APART) & clear & (width >= WIDE)
+        return (count >= least) & (top >= CLEAR) & ((extent >= config.min_height) | alone)
 
 
 @machine_code
