@@ -14,7 +14,7 @@ from .cluster import find_instances, ranges, rows_by_label
 from .ground import Ground
 from .mounting import Mounting
 from .rings import describe_rings, find_rings
-from .view import View
+from .view import View, find_feet
 
 __all__ = ["Segmenter", "Found", "Ground", "Mounting", "find_instances", "ranges", "rows_by_label"]
 
@@ -73,14 +73,16 @@ class Segmenter:
         with timed(timings, "ground"):
             upright, on_ground, height = self.ground.find(close, rings)
         with timed(timings, "cluster"):
-            ground = np.zeros(len(points), bool)
-            ground[near[on_ground]] = True
-            instance = np.zeros(len(points), np.uint32)
+            label = np.zeros(len(near), np.uint32)
             rest = np.flatnonzero(~on_ground)
             view = None
             if height is not None:
                 view = View(rings.row[rest], rings.azimuth[rest], height[rest], rings)
-            instance[near[rest]] = find_instances(upright[rest], self.config.cluster, view)
+            label[rest] = find_instances(upright[rest], self.config.cluster, view)
+            if view is not None:
+                label = find_feet(close, height, rings, label)
+            ground, instance = np.zeros(len(points), bool), np.zeros(len(points), np.uint32)
+            ground[near], instance[near] = on_ground & (label == 0), label
         return Found(ground, instance, ring, ring_source, self.mounting, timings)
 
 

@@ -25,6 +25,8 @@ THING = (1.5, 1.0)  # metres, width and height of what must be found
 SHARE = 0.15  # of the returns that it could give
 FEWEST = 2  # points of an instance
 APART = 0.35  # metres from ring to ring, from which on an object may be seen by a single one
+FOOT = (0.03, 0.3)  # metres above the ground of what may be the foot of an object
+UPRIGHT = 0.1  # metres farther or nearer than the object above
 CLEAR, WIDE = 0.25, 0.3  # metres above the ground, and across, of an object on a single ring
 
 
@@ -122,3 +124,37 @@ def _join(points, component, row, azimuth, elevation, step, tolerance, adaptive,
                 if abs(other - flat) <= farthest:
                     parent[a] = b
     return number_sets(parent)[component]
+
+
+def find_feet(
+    points: np.ndarray, height: np.ndarray, rings: Rings, label: np.ndarray
+) -> np.ndarray:
+    """Labels (n,) after objects got back what the ground took of their lowest parts.
+
+    A point just above the ground belongs to the object that stands upright on top of it.
+    """
+    flat = np.hypot(points[:, 0], points[:, 1])
+    return _feet(flat, height, rings.row, rings.azimuth, label, rings.elevation, rings.step)
+
+
+@machine_code
+def _feet(flat, height, row, azimuth, label, elevation, step):
+    rows, columns = len(elevation), max(int(2 * np.pi / step), 8)
+    label = label.copy()
+    lowest = np.full((2, columns), -1, np.int64)  # labelled point of each shot, this ring and above
+    starts, order = fill(row, rows)
+    for r in range(rows - 1, -1, -1):
+        here, above = lowest[r % 2], lowest[(r + 1) % 2]
+        here[:] = -1
+        for place in range(starts[r], starts[r + 1]):
+            i = order[place]
+            column = int((azimuth[i] + np.pi) / (2 * np.pi) * columns) % columns
+            if label[i] == 0 and FOOT[0] < height[i] < FOOT[1]:
+                for shift in (0, -1, 1):
+                    j = above[(column + shift) % columns]
+                    if j >= 0 and abs(flat[i] - flat[j]) < UPRIGHT and height[j] < height[i] + 0.4:
+                        label[i] = label[j]
+                        break
+            if label[i] > 0:
+                here[column] = i
+    return label
