@@ -67,18 +67,20 @@ class Segmenter:
         with timed(timings, "filter"):
             distance, limits = ranges(points), self.config.range
             near = np.flatnonzero((distance >= limits.min) & (distance <= limits.max))
-            close = points[near]
+            close = points.take(near, axis=0)
             ring, ring_source = find_rings(points, ring)
-            rings = None if ring is None or len(near) == 0 else describe_rings(close, ring[near])
+            rings = (
+                None if ring is None or len(near) == 0 else describe_rings(close, ring.take(near))
+            )
         with timed(timings, "ground"):
-            upright, on_ground, height = self.ground.find(close, rings)
+            upright, on_ground, height = self.ground.find(close, rings, distance.take(near))
         with timed(timings, "cluster"):
             label = np.zeros(len(near), np.uint32)
             rest = np.flatnonzero(~on_ground)
             view = None
             if height is not None:
-                view = View(rings.row[rest], rings.azimuth[rest], height[rest], rings)
-            label[rest] = find_instances(upright[rest], self.config.cluster, view)
+                view = View(rings.row, rings.azimuth, height, rings).of(rest)
+            label[rest] = find_instances(upright.take(rest, axis=0), self.config.cluster, view)
             if view is not None:
                 label = find_feet(close, height, rings, label)
             ground, instance = np.zeros(len(points), bool), np.zeros(len(points), np.uint32)

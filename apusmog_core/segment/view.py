@@ -41,7 +41,8 @@ class View:
 
     def of(self, chosen: np.ndarray) -> View:
         """That of some of the points."""
-        return View(self.row[chosen], self.azimuth[chosen], self.height[chosen], self.rings)
+        columns = (self.row, self.azimuth, self.height)
+        return View(*(column.take(chosen) for column in columns), self.rings)
 
     @property
     def least_adaptive(self) -> float:
@@ -70,25 +71,38 @@ class View:
         )
 
     def look_like_objects(
-        self, points: np.ndarray, order: np.ndarray, start: np.ndarray, config: ClusterConfig
+        self,
+        component: np.ndarray,
+        count: np.ndarray,
+        low: np.ndarray,
+        high: np.ndarray,
+        config: ClusterConfig,
     ) -> np.ndarray:
-        """Which components (k,) have as many points, and stand as clear, as objects there would."""
-        count = np.diff(np.append(start, len(order)))
-        distance = np.sqrt(np.einsum("nd,nd->n", points, points))[order]
-        row, height = self.row[order], self.height[order]
-        lowest, highest = np.minimum.reduceat(row, start), np.maximum.reduceat(row, start)
-        reach = np.add.reduceat(distance, start) / count
-        gap = self.rings.gap[(lowest + highest) // 2]
+        """Which components (k,) have as many points, and stand as clear, as objects there would.
+
+        They have `count` (k,) points between `low` and `high` (k, 3).
+        """
+        top, mean, first, last = _heights_and_rings(component, self.height, self.row, len(count))
+        middle, across = (low + high) / 2, high - low
+        reach = np.sqrt(np.einsum("kd,kd->k", middle, middle))
+        gap = self.rings.gap[(first + last) // 2]
         possible = THING[0] / (reach * self.rings.step) * (THING[1] / (reach * gap))
         least = np.clip(SHARE * possible, min(FEWEST, config.min_points), config.min_points)
-        top = np.maximum.reduceat(height, start)
-        z, flat = points[order, 2], points[order, :2]
-        extent = np.maximum.reduceat(z, start) - np.minimum.reduceat(z, start)
-        across = np.maximum.reduceat(flat, start) - np.minimum.reduceat(flat, start)
         width = np.hypot(across[:, 0], across[:, 1]) + reach * self.rings.step
-        clear = np.add.reduceat(height, start) / count >= CLEAR
-        alone = (lowest == highest) & (reach * gap >= APART) & clear & (width >= WIDE)
-        return (count >= least) & (top >= CLEAR) & ((extent >= config.min_height) | alone)
+        alone = (first == last) & (reach * gap >= APART) & (mean >= CLEAR) & (width >= WIDE)
+        return (count >= least) & (top >= CLEAR) & ((across[:, 2] >= config.min_height) | alone)
+
+
+@machine_code
+def _heights_and_rings(component, height, row, count):
+    """Greatest and mean height, first and last ring, each (count,), of each component."""
+    top, total, size = np.full(count, -np.inf), np.zeros(count), np.zeros(count)
+    first, last = np.full(count, 1 << 30), np.zeros(count, np.int64)
+    for i in range(len(component)):
+        c = component[i]
+        top[c], total[c], size[c] = max(top[c], height[i]), total[c] + height[i], size[c] + 1
+        first[c], last[c] = min(first[c], row[i]), max(last[c], row[i])
+    return top, total / size, first, last
 
 
 @machine_code
@@ -133,12 +147,18 @@ def find_feet(
 
     A point just above the ground belongs to the object that stands upright on top of it.
     """
-    flat = np.hypot(points[:, 0], points[:, 1])
-    return _feet(flat, height, rings.row, rings.azimuth, label, rings.elevation, rings.step)
+    return _feet(points, height, rings.row, rings.azimuth, label, rings.elevation, rings.step)
 
 
 @machine_code
-def _feet(flat, height, row, azimuth, label, elevation, step):
+def _apart(points, i, j):
+    """How much farther away one point is than the other, on the ground."""
+    one = np.sqrt(points[i, 0] ** 2 + points[i, 1] ** 2)
+    return abs(one - np.sqrt(points[j, 0] ** 2 + points[j, 1] ** 2))
+
+
+@machine_code
+def _feet(points, height, row, azimuth, label, elevation, step):
     rows, columns = len(elevation), max(int(2 * np.pi / step), 8)
     label = label.copy()
     lowest = np.full((2, columns), -1, np.int64)  # labelled point of each shot, this ring and above
@@ -152,7 +172,7 @@ def _feet(flat, height, row, azimuth, label, elevation, step):
             if label[i] == 0 and FOOT[0] < height[i] < FOOT[1]:
                 for shift in (0, -1, 1):
                     j = above[(column + shift) % columns]
-                    if j >= 0 and abs(flat[i] - flat[j]) < UPRIGHT and height[j] < height[i] + 0.4:
+                    if j >= 0 and _apart(points, i, j) < UPRIGHT and height[j] < height[i] + 0.4:
                         label[i] = label[j]
                         break
             if label[i] > 0:
