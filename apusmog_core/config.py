@@ -194,7 +194,7 @@ class GroundConfig:
         0.0, "mounting pitch, degrees, if sensor_height is set", low=-90.0, high=90.0
     )
     cell: float = setting(0.5, "cell of the grid method, metres", low=0.05, high=10.0)
-    thickness: float = setting(0.15, "points this close above ground are ground", low=0.0, high=2.0)
+    thickness: float = setting(0.12, "points this close above ground are ground", low=0.0, high=2.0)
 
 
 @dataclass(frozen=True)
