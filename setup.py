@@ -56,6 +56,7 @@ setup(
         "fpsample>=0.3.3,<1",  # 1.0 chooses the same points but has no wheels
         "pyyaml>=6.0",
         "rosbags>=0.10",
+        "shtab>=1.6",  # completion in the shell
         "tqdm>=4.64",
     ],
     extras_require={

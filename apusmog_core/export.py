@@ -29,7 +29,7 @@ class RayNetwork(nn.Module):
         "context": {1: "n"},
         "rays": {1: "n", 2: "s"},
     }
-    outputs = ("coarse", "hit", "log_scale")
+    outputs = {"coarse": "(1, n * s, 3)", "hit": "(1, n * s)", "log_scale": "(1, n * s)"}
 
     def __init__(self, network: ApuSmog):
         super().__init__()
@@ -48,7 +48,7 @@ class SurfaceNetwork(nn.Module):
     """Networks for clouds seen from nowhere: normal noise becomes points on the surface."""
 
     inputs = {"points": {1: "n"}, "neighbours": {1: "n"}, "noise": {1: "K", 2: "s"}}
-    outputs = ("fine",)
+    outputs = {"fine": "(1, K * s, 3)"}
 
     def __init__(self, network: ApuSmog):
         super().__init__()
@@ -105,6 +105,20 @@ def export_onnx(name: str | Path, out: str | Path) -> None:
     partial = out.with_name(out.name + ".partial")
     program.save(partial, external_data=False)
     os.replace(partial, out)
+
+
+def describe_ports(name: str | Path) -> str:
+    """Names and shapes of a network's inputs and outputs in the ONNX file."""
+    module = exportable(weights.load_network(name))
+    config = module.network.config
+    lines = ["  inputs"]
+    for port, value in example_inputs(config, points=64, queries=3).items():
+        free = module.inputs[port]
+        shape = ", ".join(free.get(axis, str(size)) for axis, size in enumerate(value.shape))
+        lines.append(f"    {port:12}({shape}) {str(value.dtype).removeprefix('torch.')}")
+    lines += ["  outputs", *(f"    {port:12}{shape}" for port, shape in module.outputs.items())]
+    each = "rays of each" if config.domain == "sensor" else "samples of each of K components"
+    return "\n".join([*lines, f"  n points, s {each}"])
 
 
 def example_inputs(config: ModelConfig, points: int, queries: int) -> dict[str, Tensor]:

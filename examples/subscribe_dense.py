@@ -4,6 +4,9 @@
 python examples/subscribe_dense.py --ros-args -r dense:=/upsampler/dense
 """
 
+import argparse
+import sys
+
 import numpy as np
 import rclpy
 from rclpy.executors import ExternalShutdownException
@@ -41,6 +44,11 @@ class Nearest(Node):
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Report the nearest object of each cloud on the topic 'dense'.",
+        epilog="Arguments of ROS follow --ros-args; -r dense:=/upsampler/dense chooses the topic.",
+    )
+    parser.parse_args(rclpy.utilities.remove_ros_args(sys.argv)[1:])
     rclpy.init()
     try:
         rclpy.spin(Nearest())

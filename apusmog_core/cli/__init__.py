@@ -6,9 +6,9 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from . import clouds, networks, scan, scores
+from . import clouds, completion, networks, scan, scores
 from .arguments import missing_package, one_line, say
 
 COMMANDS = {  # name: its arguments, what it does, help
@@ -47,6 +47,11 @@ COMMANDS = {  # name: its arguments, what it does, help
     "export": (networks.add_export, networks.export, "export a network to ONNX"),
     "samples": (clouds.add_samples, clouds.samples, "write small clouds to try everything on"),
     "view": (clouds.add_view, clouds.view, "make a 3-D page of clouds, bags or folders"),
+    "completion": (
+        completion.add_completion,
+        completion.completion,
+        "print a script that completes commands in your shell",
+    ),
 }
 
 
@@ -72,7 +77,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, like every other error."""
+    """Says what is wrong in one line, like every other error; `details` end the help."""
+
+    details: Callable[[], str] | None = None  # only called for help, since it may load libraries
+
+    def format_help(self) -> str:
+        if self.details:
+            self.epilog = self.details()
+        return super().format_help()
 
     def error(self, message: str):
         say(f"error: {message} (see '{self.prog} --help')")
@@ -84,11 +96,17 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="apusmog",
         description="Make sparse point clouds dense, by any real ratio, with APU-SMOG.",
-        epilog="'apusmog COMMAND --help' explains a command.",
+        epilog="'apusmog COMMAND --help' explains a command; 'apusmog samples OUT' writes clouds "
+        "to try them on.",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (add_arguments, run, help) in COMMANDS.items():
-        command = commands.add_parser(name, help=help, description=help)
+        command = commands.add_parser(
+            name,
+            help=help,
+            description=help,
+            formatter_class=argparse.RawDescriptionHelpFormatter,  # lists stay lists
+        )
         command.set_defaults(run=run)
         add_arguments(command)
     return parser

@@ -84,6 +84,17 @@ def add_settings(parser: argparse.ArgumentParser, example: str) -> None:
     )
 
 
+def list_settings() -> str:
+    """The pipeline's settings, for help."""
+    from apusmog_core.config import PipelineConfig
+    from apusmog_core.settings import settings
+
+    known = list(settings(PipelineConfig))
+    width = max(len(item.name) for item in known)
+    lines = [f"  {item.name:{width}}  {item.help} ({item.default})" for item in known]
+    return "settings for --set:\n" + "\n".join(lines)
+
+
 def parse_setting(text: str) -> tuple[str, object]:
     """'NAME=VALUE' with the value as YAML reads it."""
     import yaml

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from .arguments import add_settings, count, parse_setting, say
+from .progress import waiting
 from .scores import print_table
 
 
@@ -130,14 +131,31 @@ def add_info(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("weights", metavar="WEIGHTS", help="a shipped name or a file")
 
 
+USES = {  # domain of the mixture: what the weights are for
+    "sensor": "objects of LiDAR scans, seen from the sensor (the node, apusmog scan)",
+    "canonical": "shapes and other clouds without a viewpoint (apusmog upsample)",
+}
+
+
 def info(args: argparse.Namespace) -> None:
+    from apusmog_core.config import ModelConfig
+    from apusmog_core.settings import flatten, from_dict
     from apusmog_core.weights import find, read
 
-    stored = read(args.weights)
-    print(f"file: {find(args.weights)}")
-    for title in ("card", "model"):
-        for name, value in stored.get(title, {}).items():
-            print(f"{title}.{name}: {value}")
+    path, stored = find(args.weights), read(args.weights)
+    model, card = from_dict(ModelConfig, stored["model"]), stored.get("card", {})
+    size = sum(value.numel() for value in stored["state"].values())
+    lines = {"for": USES[model.domain], "file": path, "parameters": f"{size:,}"}
+    lines |= {name.replace("_", " "): value for name, value in card.items() if name not in lines}
+    usual = flatten(ModelConfig())
+    changed = {name: value for name, value in flatten(model).items() if value != usual[name]}
+    lines["network"] = ", ".join(f"{name} {value}" for name, value in changed.items())
+    page = path.with_suffix(".md")
+    if page.is_file():
+        lines["more"] = f"{page}: data, scores and known limits"
+    print(path.stem)
+    for name, value in lines.items():
+        print(f"  {name + ':':18}{value}")
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
@@ -146,7 +164,9 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def export(args: argparse.Namespace) -> None:
-    from apusmog_core.export import export_onnx
+    from apusmog_core.export import describe_ports, export_onnx
 
-    export_onnx(args.weights, args.onnx)
+    with waiting("tracing the network"):
+        export_onnx(args.weights, args.onnx)
     print(f"{args.onnx}: written")
+    print(describe_ports(args.weights))

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from .arguments import add_network, count, load, ratio
+from .progress import progress, waiting
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -81,9 +82,10 @@ def evaluate_shapes(args: argparse.Namespace) -> None:
         shapes = load_shapes(args.folder, size)
         for by in args.ratio:
             for noise in args.noise:
-                scored = score_shapes(_progress(shapes), methods, by, noise, args.seed)
+                scored = score_shapes(progress(shapes, "shape"), methods, by, noise, args.seed)
                 rows += scored
-                print_table(scored)
+                print_table(scored, explain=False)
+    print_meanings(rows)
     _write_results(args.out, rows)
 
 
@@ -139,15 +141,22 @@ def evaluate_rings(args: argparse.Namespace) -> None:
         raise ValueError("evaluate rings: give SCANS, or --simulate FRAMES")
     up = None if args.baselines else load(args)
     points = args.points or rings.SCORED_POINTS
-    if args.simulate:
-        cases = rings.simulated_cases(args.simulate, args.seed, meshes=args.meshes, points=points)
-    elif args.holdout:
-        cases = rings.ring_cases(args.scans, args.holdout)
-    else:
-        cases = rings.found_cases(args.scans, args.frames, points)
-    rows = rings.evaluate_rings(cases, up, args.weights)
+    with waiting("finding objects"):
+        cases = _ring_cases(args, points)
+    with waiting(f"scoring {len(cases)} objects"):
+        rows = rings.evaluate_rings(cases, up, args.weights)
     print_table(rows)
     _write_results(args.out, rows)
+
+
+def _ring_cases(args: argparse.Namespace, points):
+    from apusmog_core.evaluation import rings
+
+    if args.simulate:
+        return rings.simulated_cases(args.simulate, args.seed, meshes=args.meshes, points=points)
+    if args.holdout:
+        return rings.ring_cases(args.scans, args.holdout)
+    return rings.found_cases(args.scans, args.frames, points)
 
 
 def _add_ablation(parser: argparse.ArgumentParser) -> None:
@@ -181,16 +190,20 @@ def evaluate_ablation(args: argparse.Namespace) -> None:
     _write_results(args.out, rows)
 
 
-def _progress(items):
-    from tqdm import tqdm
-
-    return tqdm(items, unit="shape", leave=False, disable=None)
-
-
-def print_table(rows) -> None:
+def print_table(rows, explain: bool = True) -> None:
     from apusmog_core.evaluation.tables import format_table
 
     print(format_table(rows), flush=True)
+    if explain:
+        print_meanings(rows)
+
+
+def print_meanings(rows) -> None:
+    """What the columns are, below a table."""
+    from apusmog_core.evaluation.tables import explain_columns
+
+    if rows:
+        print("\n" + explain_columns(rows), flush=True)
 
 
 def _check_results(paths: list[Path]) -> None:
@@ -207,3 +220,4 @@ def _write_results(paths: list[Path], rows) -> None:
 
     for path in paths:
         write_rows(path, rows)
+        print(f"{path}: {len(rows)} rows")

@@ -31,7 +31,10 @@ def write_mesh(mesh, path: str | Path) -> None:
     """Writes an Open3D mesh; OSError if that fails."""
     import open3d as o3d
 
-    if not o3d.io.write_triangle_mesh(str(path), mesh):
+    quiet = o3d.utility.VerbosityContextManager(o3d.utility.VerbosityLevel.Error)
+    with quiet:  # an .obj has no triangle normals, which is no news
+        written = o3d.io.write_triangle_mesh(str(path), mesh)
+    if not written:
         raise OSError(f"{path}: the mesh could not be written")
 
 
