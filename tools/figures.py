@@ -5,40 +5,39 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from scipy.spatial import cKDTree
 
-from apusmog_core.evaluation.metrics import distance_to_mesh, mesh_surface
 from apusmog_core.evaluation.metrics import nearest as distance_to
-from apusmog_core.geometry import farthest, nearest
-from apusmog_core.model.smog import Mixture
-from apusmog_core.picture import Camera, aim, beside, look_at
-from apusmog_core.sensor.grid import RayGrid, grid_context, ray_neighbours, scan_grids, wrap
-from apusmog_core.sensor.grow import ANCHORS
-from apusmog_core.simulate import objects, shapes
-from apusmog_core.simulate.sensor import Placed, Scene, Sensor, scan, visible_surface
-from apusmog_core.surface.mesh import read_mesh, reconstruct
-from apusmog_core.training.ray_samples import PROBE_REACH
+from apusmog_core.geometry import farthest
+from apusmog_core.picture import aim, beside
+from apusmog_core.surface.mesh import read_mesh
 from apusmog_core.upsampler import Upsampler
+
+from .drawing import (
+    BAD,
+    FAIR,
+    GOOD,
+    INK,
+    MARGINS,
+    NOTE,
+    PALE,
+    add_heads,
+    add_panel,
+    colours_by_depth,
+    draw_dots,
+    new_figure,
+    save_figure,
+)
+from .mixture import mixture
+from .ratios import knot, ratios
+from .seen import Seen, see
 
 RANGES = (10.0, 20.0, 35.0)  # metres
 RATIO = 4.0
-RATIOS = (1.98, 4.0, 7.72, 16.0)
-OBJECTS = {"car": 2.15, "cyclist": 1.15, "person": 1.35}  # heading of each, radians
-SHAPE_POINTS = 1024
-PATCH_POINTS = 192
-SENSOR_AT = (0.0, 0.0, 0.0)
-
-PAPER, INK, PALE = "#ffffff", "#17202b", "#98a2ae"
-GOOD, FAIR, BAD = "#1f83e0", "#f2a01f", "#df2b2b"
 LIMITS = (0.05, 0.20)  # metres from the true surface where GOOD becomes FAIR, and FAIR BAD
-SKIN = (0.42, 0.62, 0.86)
 
 
 def figures(
@@ -73,27 +72,6 @@ def _load(weights: str | Path, domain: str, device: str, seed: int) -> Upsampler
 # --- before and after ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Seen:
-    """One object on open ground: what the sensor returned, and what it could have seen."""
-
-    points: np.ndarray  # (n, 3)
-    truth: np.ndarray  # (m, 3)
-    scene: Scene
-    sensor: Sensor
-
-
-def see(kind: str, distance: float, seed: int = 0) -> Seen:
-    """An object of this kind straight ahead of an HDL-64E."""
-    body = objects.BUILDERS[kind](np.random.default_rng(seed))
-    scene = Scene([Placed(body, kind, distance, 0.0, OBJECTS[kind])])
-    sensor = Sensor.named("HDL-64E").jittered(seed)
-    turn = scan(scene, sensor, seed)
-    finer = (round(2 * distance), round(0.4 * distance))  # about a centimetre apart at any range
-    truth = visible_surface(scene, sensor, 1, oversample=finer)
-    return Seen(turn.points[turn.instance == 1], truth, scene, sensor)
-
-
 def before_after(up: Upsampler, out: Path, seed: int = 0) -> Path:
     """Objects at three ranges: measured, dense, and the true visible surface."""
     figure = new_figure(12, 12.4)
@@ -105,11 +83,11 @@ def before_after(up: Upsampler, out: Path, seed: int = 0) -> Path:
         panels = [[add_panel(figure, grid[row, column]) for column in range(3)] for row in range(3)]
         add_heads(panels[0], (f"{kind}, measured", f"dense, × {RATIO:g}", "truth"))
         seen = [see(kind, distance, seed) for distance in RANGES]
-        clouds = [one.points for one in seen]
-        dense = up.upsample_many(clouds, RATIO, keep_measured=True, origin=SENSOR_AT)
         for row, distance in enumerate(RANGES):
-            _compare(panels[row], seen[row], dense[row][len(clouds[row]) :])
-            panels[row][0].set_title(f"{distance:g} m: {len(clouds[row]):,} points", **NOTE)
+            count = round(RATIO * len(seen[row].points))
+            (dense,) = up.upsample_scan(seen[row].scan, [count])
+            _compare(panels[row], seen[row], dense.points[len(seen[row].points) :])
+            panels[row][0].set_title(f"{distance:g} m: {len(seen[row].points):,} points", **NOTE)
     _legend(figure)
     return save_figure(figure, out)
 

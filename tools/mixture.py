@@ -1,11 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The picture of the learned mixture: on the paper's sphere, and on the rays of a sensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.spatial import cKDTree
+
+from apusmog_core.geometry import nearest
+from apusmog_core.model import Mixture
+from apusmog_core.picture import aim, look_at
+from apusmog_core.sensor.network import EncodedRays, hit_probability
+from apusmog_core.sensor.view import ObjectGraph, look_around
+from apusmog_core.upsampler import Upsampler
+
+from .drawing import (
+    BAD,
+    HEAD,
+    INK,
+    MARGINS,
+    PALE,
+    PAPER,
+    TEXT,
+    add_panel,
+    colours_by_place,
+    draw_dots,
+    new_figure,
+    save_figure,
+)
+from .ratios import knot, sample_mesh
+from .seen import Seen, keep_rings, see
+
+SURFACE_POINTS, PATCH_POINTS = 1024, 192
+CAR_AT = 15.0  # metres
+STRIDE = 4  # of the rings of an HDL-64E, so that there is something between them
+FINE = np.radians(0.06)  # of the heat map
+CHANCE = "#8fc1f2"
+
+
 def mixture(lidar: Upsampler, surface: Upsampler, out: Path, seed: int = 0) -> Path:
     """The learned components: of a surface patch on the sphere, of a car on the sensor's rays."""
-    figure = new_figure(12, 9.0)
-    rows = figure.add_gridspec(2, 1, height_ratios=(1.2, 1), hspace=0.2, **MARGINS)
+    figure = new_figure(12, 10.4)
+    rows = figure.add_gridspec(2, 1, height_ratios=(1, 1.3), hspace=0.18, **MARGINS)
     globes = rows[0].subgridspec(1, 3, wspace=0.04)
     _on_sphere([add_panel(figure, globes[column]) for column in range(3)], surface, seed)
-    _on_rays(add_panel(figure, rows[1]), lidar, see("car", 20.0, seed))
+    _on_rays(add_panel(figure, rows[1]), lidar, see("car", CAR_AT, seed))
     return save_figure(figure, out)
 
 
@@ -19,7 +61,7 @@ def _one_sigma(mixture: Mixture) -> np.ndarray:
 
 def _on_sphere(panels: Sequence, up: Upsampler, seed: int) -> None:
     """A patch, and its components on both sides of the unit sphere in the same colours."""
-    cloud = sample_mesh(knot(), SHAPE_POINTS, seed)
+    cloud = sample_mesh(knot(), SURFACE_POINTS, seed)
     patch = cloud[cKDTree(cloud).query(cloud[0], k=PATCH_POINTS)[1]]
     patch = patch - patch.mean(axis=0)
     near = nearest(patch, up.config.neighbours)
@@ -76,30 +118,33 @@ def _on_rays(axes, up: Upsampler, car: Seen) -> None:
     from matplotlib.collections import LineCollection
     from matplotlib.colors import LinearSegmentedColormap
 
-    (grid,), rays = scan_grids([car.points], SENSOR_AT)
-    low, high = rays[:, :2].min(axis=0) - 2, rays[:, :2].max(axis=0) + 2
-    x, y = (np.arange(a, b, 1 / 6) for a, b in zip(low, high, strict=True))
-    found, chance = _ask(up, grid, rays, np.stack(np.meshgrid(x, y), axis=-1))
-    blues = LinearSegmentedColormap.from_list("", (PAPER, "#8fc1f2"))
-    extent = (low[0], high[0], low[1], high[1])
+    graph = look_around(keep_rings(car, STRIDE).scan)
+    measured = graph.polar[:, :2]
+    low = measured.min(axis=0) - (1.2 * graph.column, 1.1 * graph.steps[:, 1].max())
+    high = measured.max(axis=0) + (1.2 * graph.column, 1.1 * graph.steps[:, 0].max())
+    x, y = (np.arange(a, b, FINE) for a, b in zip(low, high, strict=True))
+    asked = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
+    encoded = _encode(up, graph)
+    shape = (len(y), len(x))
+    chance = _chance(up, graph, encoded, asked).reshape(shape)
+    truth = car.meets(*asked.T).reshape(shape)
+    blues = LinearSegmentedColormap.from_list("", (PAPER, CHANCE))
+    extent = (x[0] - FINE / 2, x[-1] + FINE / 2, y[0] - FINE / 2, y[-1] + FINE / 2)
     axes.imshow(chance, cmap=blues, vmin=0, vmax=1, origin="lower", extent=extent)
-    meets, passes = _fired(car, grid, low, high)
-    axes.scatter(*passes.T, **CROSS)
-    axes.scatter(*meets.T, **RING)
-    axes.scatter(*rays[:, :2].T, **DOT)
-    outline = rays[up.network.anchors(), None, :2] + _one_sigma(found)
-    weight = found.log_weight[0].exp().cpu().numpy()
-    strength = np.clip(weight / weight.max(), 0.1, 1)
-    axes.add_collection(LineCollection(outline, colors=BAD, linewidths=0.8, alpha=strength))
+    axes.contour(x, y, truth, levels=[0.5], colors=INK, linewidths=0.9)
+    outline, weight = _ellipses(graph, encoded)
+    strength = np.clip(weight / np.quantile(weight, 0.95), 0.08, 1)
+    axes.add_collection(LineCollection(outline, colors=BAD, linewidths=0.6, alpha=0.6 * strength))
+    axes.scatter(*measured.T, **DOT)
     aim(axes, low, high)
     axes.invert_xaxis()  # azimuth grows to the left, as the sensor sees it
-    axes.set_title("the mixture of a car at 20 m on the rays of its sensor", **HEAD)
+    axes.set_title(
+        f"the mixture of a car at {CAR_AT:g} m, from every {STRIDE}th ring of an HDL-64E", **HEAD
+    )
     _ray_legend(axes)
 
 
-DOT = dict(marker="o", s=11, color=INK, linewidths=0)
-RING = dict(marker="o", s=22, facecolors="none", edgecolors=INK, linewidths=0.7)
-CROSS = dict(marker="x", s=11, color=PALE, linewidths=0.8)
+DOT = dict(marker="o", s=7, color=INK, linewidths=0)
 
 
 def _ray_legend(axes) -> None:
@@ -107,10 +152,9 @@ def _ray_legend(axes) -> None:
 
     handles = [
         axes.scatter([], [], label="measured", **DOT),
-        axes.scatter([], [], label="meets the car, no return", **RING),
-        axes.scatter([], [], label="passes it, or meets glass", **CROSS),
         axes.plot([], [], color=BAD, lw=1, label="component, one sigma")[0],
-        Patch(color="#8fc1f2", label="network: the ray meets the car"),
+        Patch(color=CHANCE, label="mixture: the ray meets the car"),
+        axes.plot([], [], color=INK, lw=1, label="where rays really meet it (not its glass)")[0],
     ]
     axes.legend(
         handles=handles, ncols=len(handles), loc="upper center", bbox_to_anchor=(0.5, 0.0),
@@ -118,36 +162,40 @@ def _ray_legend(axes) -> None:
     )  # fmt: skip
 
 
-def _ask(
-    up: Upsampler, grid: RayGrid, rays: np.ndarray, asked: np.ndarray
-) -> tuple[Mixture, np.ndarray]:
-    """The mixture of a cloud in grid steps, and the chance (h, w) that rays (h, w, 2) meet it."""
-    sizes = np.array([len(rays)])
-    local = (rays - rays.mean(axis=0)).astype(np.float32)
-    near = ray_neighbours(rays, sizes, up.config.neighbours)
-    anchor = nearest(rays[:, :2], 1, asked.reshape(-1, 2)).reshape(asked.shape[:2])  # (h, w)
-    steps = (asked - rays[anchor, :2]).astype(np.float32)  # (h, w, 2)
-    queries = steps.reshape(1, -1, 1, 2)
-    arrays = (local[None], near[None], grid_context([grid], rays, sizes)[None], queries)
+def _encode(up: Upsampler, graph: ObjectGraph) -> EncodedRays:
+    cloud = np.repeat(np.arange(len(graph.sizes)), graph.sizes)
+    arrays = (graph.offsets, graph.neighbours, graph.context, cloud)
     with torch.inference_mode():
-        *batch, samples = (torch.as_tensor(a, device=up.device) for a in arrays)
-        encoded = up.network.encode(*batch)
-        anchors = torch.as_tensor(anchor.ravel(), device=up.device)
-        hit = up.network.decode_at(encoded, samples, anchors, ANCHORS).hit
-        found = up.network.mixture(encoded)
-    chance = hit.sigmoid().cpu().numpy().reshape(anchor.shape)
-    trained = (np.abs(steps) <= PROBE_REACH).all(axis=-1)
-    return found, np.where(trained, chance, 0.0)  # farther out it would guess
+        return up.network.encode(*(torch.as_tensor(a, device=up.device) for a in arrays))
 
 
-def _fired(seen: Seen, grid: RayGrid, low, high) -> tuple[np.ndarray, np.ndarray]:
-    """The sensor's rays (n, 2) between two corners: those that meet the object, and the rest."""
-    sensor = seen.sensor
-    turn = np.arange(sensor.columns) * (2 * np.pi / sensor.columns)
-    azimuth = wrap(np.add.outer(sensor.phase, turn) - grid.forward) / grid.step_azimuth
-    elevation = np.broadcast_to(np.array(sensor.elevation)[:, None], azimuth.shape)
-    fired = np.stack((azimuth, elevation / grid.step_elevation, 0 * azimuth), -1).reshape(-1, 3)
-    fired = fired[((fired[:, :2] > low) & (fired[:, :2] < high)).all(axis=1)]
-    hits = seen.scene.hits(grid.to_points(fired), (0.0, 0.0, sensor.height))
-    meets = (hits.instance == 1) & (hits.reflectivity > 0)
-    return fired[meets, :2], fired[~meets, :2]
+def _chance(
+    up: Upsampler, graph: ObjectGraph, encoded: EncodedRays, asked: np.ndarray
+) -> np.ndarray:
+    """Chance (n,) that rays (n, 2) of azimuth and elevation meet the object, by the mixture.
+
+    The nearest point answers, as far as a ring and a column away; farther out none is asked.
+    """
+    unit = np.array([graph.column, graph.steps[:, 0].mean()])
+    anchor = cKDTree(graph.polar[:, :2] / unit).query(asked / unit)[1]
+    away = asked - graph.polar[anchor, :2]
+    rise = np.where(away[:, 1] > 0, *graph.steps[anchor].T)
+    rays = np.stack((away[:, 0] / graph.column, away[:, 1] / rise), axis=1)
+    with torch.inference_mode():
+        given = (rays[:, None].astype(np.float32), anchor)
+        answers = up.network.decode(encoded, *(torch.as_tensor(a, device=up.device) for a in given))
+    chance = hit_probability(answers.log_intensity)[:, 0].cpu().numpy()
+    return np.where((np.abs(rays) <= 1.05).all(axis=1), chance, 0.0)
+
+
+def _ellipses(graph: ObjectGraph, encoded: EncodedRays) -> tuple[np.ndarray, np.ndarray]:
+    """Outlines (n, 49, 2) of the components in azimuth and elevation, and their weights (n,)."""
+    mean, factor, weight = encoded.components[None].split((2, 3, 1), dim=-1)
+    first, low, second = factor.unbind(-1)
+    cholesky = torch.stack((first, torch.zeros_like(low), low, second), dim=-1).unflatten(
+        -1, (2, 2)
+    )
+    steps = _one_sigma(Mixture(mean, cholesky, weight[..., 0]))
+    rise = np.where(steps[..., 1] > 0, graph.steps[:, :1], graph.steps[:, 1:])
+    angles = np.stack((steps[..., 0] * graph.column, steps[..., 1] * rise), axis=-1)
+    return graph.polar[:, None, :2] + angles, weight[0, :, 0].exp().cpu().numpy()

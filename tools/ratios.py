@@ -15,7 +15,16 @@ from apusmog_core.simulate import shapes
 from apusmog_core.surface.mesh import reconstruct
 from apusmog_core.upsampler import Upsampler
 
-from .drawing import HEAD, MARGINS, TEXT, add_panel, colours_by_depth, draw_dots, new_figure, save_figure
+from .drawing import (
+    HEAD,
+    MARGINS,
+    TEXT,
+    add_panel,
+    colours_by_depth,
+    draw_dots,
+    new_figure,
+    save_figure,
+)
 
 RATIOS = (1.98, 4.0, 7.72, 16.0)
 SHAPE_POINTS = 1024
