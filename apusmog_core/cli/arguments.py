@@ -48,6 +48,13 @@ def count(text: str) -> int:
     return value
 
 
+def stride(text: str) -> int:
+    value = int(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError(f"{text}: no ring is held out; give 2 or more")
+    return value
+
+
 def add_network(parser: argparse.ArgumentParser, weights: str = "shape") -> None:
     parser.add_argument(
         "--weights", default=weights, metavar="W", help="a shipped name or a file (%(default)s)"

@@ -203,9 +203,7 @@ def found_cases(
             named = dict(surface=surface, frame=scan.name, cluster=j)
             case = ring_case(kept, row[index], cloud, ring, stride, **named)
             cases += [case] if case and case.range < max_range else []
-    if not cases:
-        raise ValueError(f"{scans}: no object of {points[0]} points within {max_range:g} m found")
-    return cases
+    return _some(cases, scans, points, max_range)
 
 
 def simulated_cases(
@@ -243,6 +241,16 @@ def simulated_cases(
                 truth=_distance_to(placed.world, (0, 0, device.height)),
             )
             cases += [case] if case and case.range < max_range else []
+    return _some(cases, f"{frames} simulated scans", points, max_range)
+
+
+def _some(cases: list[RingCase], where, points: Sequence[int], max_range: float) -> list[RingCase]:
+    """The cases, or a ValueError where there is none to score."""
+    if not cases:
+        raise ValueError(
+            f"{where}: no object of {points[0]} points within {max_range:g} m has enough of them "
+            "on the rings given and on those held out; try --points 8 1000000 or a smaller --stride"
+        )
     return cases
 
 
