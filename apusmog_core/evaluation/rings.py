@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..sensor.calibrate import ALL_SCANS, Calibration
 from ..sensor.view import ObjectScan
 from . import baselines, metrics
 from .tables import Row, Scores, means
@@ -216,11 +217,16 @@ def simulated_cases(
     points: Sequence[int] = SCORED_POINTS,
     max_range: float = 45.0,
     stride: int = 2,
+    bias: float = 0.0,
 ) -> list[RingCase]:
-    """Objects of simulated streets, one street a frame, whose true surface is known."""
+    """Objects of simulated streets, one street a frame, whose true surface is known.
+
+    With a `bias` each laser is off, in range by about so many metres, and starts elsewhere."""
     from .. import simulate
 
     device = simulate.Sensor.named(sensor)
+    if bias:
+        device = device.jittered(seed, metres=bias, lift=0.25)
     cases = []
     for frame in range(frames):
         scene = simulate.street(seed + frame, meshes)
@@ -256,10 +262,34 @@ def _distance_to(mesh, origin: Sequence[float]) -> Callable[[np.ndarray], np.nda
     return lambda points: metrics.distance_to_mesh(points, scene)
 
 
-def upsample_rings(up: Upsampler, cases: list[RingCase]) -> list[np.ndarray]:
+def calibrate_frames(
+    cases: list[RingCase], scans: str | Path | None = None
+) -> dict[str, Calibration]:
+    """Range biases for each frame, from the kept rings of all other scans; where no folder or bag
+    of scans is given, of the other cases' scans."""
+    from ..data import open_scans
+
+    if scans is None:
+        others = {case.frame: (case.scan.points, case.scan.ring) for case in cases}
+    else:
+        stride, others = cases[0].stride, {}
+        for scan in open_scans(scans):
+            kept = scan.ring % stride == 0
+            others[scan.name] = scan.points[kept], scan.ring[kept]
+    found = {case.frame: Calibration(ALL_SCANS) for case in cases}
+    for frame, calibration in found.items():
+        for name, (points, ring) in others.items():
+            if name != frame:
+                calibration.update(points, ring)
+    return found
+
+
+def upsample_rings(
+    up: Upsampler, cases: list[RingCase], calibrations: dict[str, Calibration] | None = None
+) -> list[np.ndarray]:
     """The model's output for each case: measured points first, as many as the sensor saw.
 
-    The objects of a scan go together, as in a node.
+    The objects of a scan go together, as in a node; calibrations are by frame.
     """
     results: list[np.ndarray | None] = [None] * len(cases)
     for frame in dict.fromkeys(case.frame for case in cases):
@@ -269,7 +299,8 @@ def upsample_rings(up: Upsampler, cases: list[RingCase]) -> list[np.ndarray]:
         for number, i in enumerate(index, start=1):
             instance[cases[i].rows] = number
         counts = [len(cases[i].full) for i in index]
-        seen = ObjectScan(scan.points, instance, scan.ring, scan.height)
+        bias = calibrations[frame].of_points(scan.ring) if calibrations else None
+        seen = ObjectScan(scan.points, instance, scan.ring, scan.height, bias=bias)
         for i, result in zip(index, up.upsample_scan(seen, counts), strict=True):
             results[i] = result.points
     return results
@@ -285,13 +316,17 @@ RING_BASELINES: dict[str, Callable[[RingCase], np.ndarray]] = {
 
 
 def evaluate_rings(
-    cases: list[RingCase], up: Upsampler | None = None, name: str = "model"
+    cases: list[RingCase],
+    up: Upsampler | None = None,
+    name: str = "model",
+    calibrations: dict[str, Calibration] | None = None,
 ) -> list[Row]:
     """One row for each method and group of cases: baselines, `name`, and the sensor itself."""
     tables = {title: score_rings(cases, method) for title, method in RING_BASELINES.items()}
-    if up:
-        pairs = zip(cases, upsample_rings(up, cases), strict=True)
-        tables[name] = mean_rings(cases, [score_ring(case, out) for case, out in pairs])
+    ways = {name: None} | ({f"{name}, calibrated": calibrations} if calibrations else {})
+    for title, biases in ways.items() if up else ():
+        pairs = zip(cases, upsample_rings(up, cases, biases), strict=True)
+        tables[title] = mean_rings(cases, [score_ring(case, out) for case, out in pairs])
     tables["all rings"] = score_rings(cases, lambda case: case.full)  # what no method can beat
     groups = tables["nothing"]
     return [

@@ -8,7 +8,7 @@ surfaces a ring that is off from the line through the rings above and below has 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,10 +36,11 @@ class CalibrationConfig:
     share: float = 0.6  # of the rings that must have them
     scans: int = 8  # fewest
     memory: int = 20_000  # residuals of a ring; older ones fade
-    every: int = 5  # once settled, one scan in so many is looked at
+    every: int = 10  # once settled, one scan in so many is looked at
 
 
 CALIBRATION = CalibrationConfig()
+ALL_SCANS = replace(CALIBRATION, every=1)  # for recordings
 
 
 class Calibration:
