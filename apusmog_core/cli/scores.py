@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .arguments import add_network, count, load, ratio
+from .arguments import add_network, count, load, ratio, say
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -115,6 +115,18 @@ def _add_rings(parser: argparse.ArgumentParser) -> None:
         help="road meshes for --simulate, beside the built-in ones",
     )
     parser.add_argument(
+        "--stride",
+        type=count,
+        default=2,
+        metavar="N",
+        help="every how many rings are kept (%(default)s)",
+    )
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="also with the range bias of each laser, from the kept rings of the other scans only",
+    )
+    parser.add_argument(
         "--frames",
         type=count,
         default=20,
@@ -135,17 +147,25 @@ def evaluate_rings(args: argparse.Namespace) -> None:
     from apusmog_core.evaluation import rings
 
     _check_results(args.out)
+    if args.stride < 2:
+        raise ValueError(f"--stride {args.stride}: no ring is held out; give 2 or more")
     if (args.scans is None) == (args.simulate is None):
         raise ValueError("evaluate rings: give SCANS, or --simulate FRAMES")
     up = None if args.baselines else load(args)
     points = args.points or rings.SCORED_POINTS
     if args.simulate:
-        cases = rings.simulated_cases(args.simulate, args.seed, meshes=args.meshes, points=points)
+        cases = rings.simulated_cases(
+            args.simulate, args.seed, meshes=args.meshes, points=points, stride=args.stride
+        )
     elif args.holdout:
-        cases = rings.ring_cases(args.scans, args.holdout)
+        cases = rings.ring_cases(args.scans, args.holdout, args.stride)
     else:
-        cases = rings.found_cases(args.scans, args.frames, points)
-    rows = rings.evaluate_rings(cases, up, args.weights)
+        cases = rings.found_cases(args.scans, args.frames, points, stride=args.stride)
+    calibrations = rings.calibrate_frames(cases, args.scans) if args.calibrate else None
+    for frame, calibration in (calibrations or {}).items():
+        if not calibration.converged:
+            say(f"{frame}: {calibration.scans} other scans are too few to calibrate from")
+    rows = rings.evaluate_rings(cases, up, args.weights, calibrations)
     print_table(rows)
     _write_results(args.out, rows)
 

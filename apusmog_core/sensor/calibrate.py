@@ -32,7 +32,7 @@ class CalibrationConfig:
     gap: float = 0.6  # metres between neighbouring rings on the surface
     prior: float = 0.03  # metres: deviation of biases before anything was measured
     floor: float = 0.006  # metres: error of the medians, however many returns: surfaces bend
-    enough: int = 300  # residuals of a ring that settle its median
+    enough: int = 100  # residuals of a ring that settle its median, to about 3 mm
     share: float = 0.6  # of the rings that must have them
     scans: int = 8  # fewest
     memory: int = 20_000  # residuals of a ring; older ones fade
