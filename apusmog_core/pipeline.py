@@ -90,7 +90,7 @@ class ScanPipeline:
         self.ms_per_point: float | None = None  # of the network, for each new point; learned
 
     def configured(self, config: PipelineConfig) -> ScanPipeline:
-        """This pipeline with other settings; network, terrain, calibration and timing stay what they are."""
+        """This pipeline with other settings; network and all that was learned stay as they are."""
         other = copy.copy(self)
         other.config = config
         other.segmenter = self.segmenter.configured(config)

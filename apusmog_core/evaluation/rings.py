@@ -17,6 +17,7 @@ from .tables import Row, Scores, means
 
 if TYPE_CHECKING:
     from ..data import Scan
+    from ..segment import Segmenter
     from ..upsampler import Upsampler
 
 RANGE_BINS = (0, 15, 30, 45)  # metres
@@ -180,6 +181,29 @@ def scans_with_rings(scans: str | Path, frames: int) -> Iterator[Scan]:
         yield scan
 
 
+def cases_of(
+    scan: Scan,
+    segment: Segmenter,
+    points: Sequence[int] = SCORED_POINTS,
+    max_range: float = 45.0,
+    stride: int = 2,
+) -> list[RingCase]:
+    """The objects that segmentation finds in one scan with all its rings."""
+    _, instance = segment(scan.points, scan.ring)
+    kept, row = keep_rings(scan.points, scan.ring, stride)
+    cases = []
+    for j in range(1, instance.max(initial=0) + 1):
+        index = np.flatnonzero(instance == j)
+        if not points[0] <= len(index) <= points[1]:
+            continue
+        cloud, ring = scan.points[index], scan.ring[index]
+        surface = roughness(cloud, ring) < SURFACE_ROUGHNESS
+        named = dict(surface=surface, frame=scan.name, cluster=j)
+        case = ring_case(kept, row[index], cloud, ring, stride, **named)
+        cases += [case] if case and case.range < max_range else []
+    return cases
+
+
 def found_cases(
     scans: str | Path,
     frames: int = 20,
@@ -191,19 +215,9 @@ def found_cases(
     from ..segment import Segmenter
 
     segment = Segmenter()
-    cases = []
-    for scan in scans_with_rings(scans, frames):
-        _, instance = segment(scan.points, scan.ring)
-        kept, row = keep_rings(scan.points, scan.ring, stride)
-        for j in range(1, instance.max(initial=0) + 1):
-            index = np.flatnonzero(instance == j)
-            if not points[0] <= len(index) <= points[1]:
-                continue
-            cloud, ring = scan.points[index], scan.ring[index]
-            surface = roughness(cloud, ring) < SURFACE_ROUGHNESS
-            named = dict(surface=surface, frame=scan.name, cluster=j)
-            case = ring_case(kept, row[index], cloud, ring, stride, **named)
-            cases += [case] if case and case.range < max_range else []
+    limits = (points, max_range, stride)
+    found = (cases_of(scan, segment, *limits) for scan in scans_with_rings(scans, frames))
+    cases = [case for some in found for case in some]
     if not cases:
         raise ValueError(f"{scans}: no object of {points[0]} points within {max_range:g} m found")
     return cases

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..compute import machine_code
 from .grid import to_polar
-from .view import MOST_RING_NUMBERS, find_columns, fit_rings, column_step, ring_sums
+from .view import MOST_RING_NUMBERS, column_step, find_columns, fit_rings, ring_sums
 
 BIN, BINS = 0.004, 151  # metres, and how many around zero, of the histograms of residuals
 
