@@ -232,6 +232,9 @@ class PipelineConfig:
         "where new points go: on whole rings of a denser sensor, or as far apart across as along",
         choices=("rings", "even"),
     )
+    calibrate: bool = setting(
+        True, "learn the range bias of each laser from the scans; measured points stay as they are"
+    )
     weights: str = setting("lidar", "a shipped name or a file")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     precision: str = setting(

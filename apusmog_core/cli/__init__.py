@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-from . import clouds, completion, networks, scan, scores
+from . import calibrate, clouds, completion, networks, scan, scores
 from .arguments import missing_package, one_line, say
 
 COMMANDS = {  # name: its arguments, what it does, help
@@ -18,6 +18,11 @@ COMMANDS = {  # name: its arguments, what it does, help
         "upsample a cloud, or a folder of clouds",
     ),
     "scan": (scan.add_scan, scan.scan, "make the objects of LiDAR scans dense, as the node does"),
+    "calibrate": (
+        calibrate.add_calibrate,
+        calibrate.calibrate,
+        "estimate the range bias of each laser from scans, without labels",
+    ),
     "mesh": (clouds.add_mesh, clouds.mesh, "upsample a cloud and reconstruct its surface"),
     "train": (networks.add_train, networks.train, "train a network"),
     "train-cleaner": (

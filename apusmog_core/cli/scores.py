@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .arguments import add_network, count, load, ratio, stride
+from .arguments import add_network, count, load, ratio, say, stride
 from .progress import progress, waiting
 
 
@@ -129,6 +129,11 @@ def _add_rings(parser: argparse.ArgumentParser) -> None:
         help="every N-th ring is given, those between are held out (%(default)s)",
     )
     parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="also with the range bias of each laser, from the kept rings of the other scans only",
+    )
+    parser.add_argument(
         "--frames",
         type=count,
         default=20,
@@ -156,8 +161,12 @@ def evaluate_rings(args: argparse.Namespace) -> None:
     up = None if args.baselines else load(args)
     with waiting("finding objects"):
         cases = _ring_cases(args)
+    calibrations = rings.calibrate_frames(cases, args.scans) if args.calibrate else None
+    for frame, calibration in (calibrations or {}).items():
+        if not calibration.converged:
+            say(f"{frame}: {calibration.scans} other scans are too few to calibrate from")
     with waiting(f"scoring {len(cases)} objects"):
-        rows = rings.evaluate_rings(cases, up, args.weights)
+        rows = rings.evaluate_rings(cases, up, args.weights, calibrations)
     print_table(rows)
     _write_results(args.out, rows)
 
