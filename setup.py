@@ -64,7 +64,7 @@ setup(
         "train": TRAIN,
         "onnx": ONNX,
         "ros": ROS,
-        "dev": [*LIDAR, *TRAIN, *ONNX, "pytest>=7.4", "ruff>=0.6"],
+        "dev": [*LIDAR, *TRAIN, *ONNX, "pytest>=7.4", "hypothesis>=6.100", "ruff>=0.6"],
     },
     entry_points={
         "console_scripts": [

@@ -159,6 +159,8 @@ class TrainConfig:
 
     def __post_init__(self):
         validate(self)
+        if not self.data.ratios or min(self.data.ratios) <= 0:
+            raise ValueError(f"data.ratios: {self.data.ratios} are not ratios above zero")
 
     @property
     def network(self) -> ModelConfig:
@@ -242,7 +244,10 @@ class PipelineConfig:
     )
     keep_measured: bool = setting(True, "measured points are part of the output, first")
     max_points_out: int = setting(
-        500_000, "most points in the dense cloud; 0: no limit", low=0, high=100_000_000
+        500_000,
+        "most points in the dense cloud; measured ones are thinned to it; 0: no limit",
+        low=0,
+        high=100_000_000,
     )
     time_budget_ms: float = setting(
         0.0, "most milliseconds for the network a scan; 0: no limit", low=0.0, high=60_000.0
@@ -256,6 +261,12 @@ class PipelineConfig:
         validate(self)
         if self.range.min >= self.range.max:
             raise ValueError(f"range.min {self.range.min} must be below range.max {self.range.max}")
+        for of in ("points", "height"):
+            low, high = (getattr(self.cluster, f"{end}_{of}") for end in ("min", "max"))
+            if low > high:
+                raise ValueError(
+                    f"cluster.min_{of} {low} must not be above cluster.max_{of} {high}"
+                )
         parse_device(self.device)
 
 

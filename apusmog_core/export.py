@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import warnings
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from . import weights
 from .config import ModelConfig
+from .files import check_output, written_whole
 from .model import ApuSmog
 from .sensor.network import RayNetwork, hit_probability
 from .sensor.view import CONTEXT
@@ -94,6 +94,7 @@ def export_onnx(name: str | Path, out: str | Path) -> None:
     out = Path(out)
     if out.suffix != ".onnx":
         raise ValueError(f"{out}: ONNX files end in .onnx")
+    check_output(out, weights.find(name))
     stored = weights.read(name)
     module = exportable(weights.load_network(name))
     config = module.network.config
@@ -114,10 +115,8 @@ def export_onnx(name: str | Path, out: str | Path) -> None:
     program.model.metadata_props.update(
         config=json.dumps(to_dict(config)), card=json.dumps(stored.get("card", {}))
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    program.save(partial, external_data=False)
-    os.replace(partial, out)
+    with written_whole(out) as place:
+        program.save(place, external_data=False)
 
 
 def describe_ports(name: str | Path) -> str:

@@ -83,6 +83,7 @@ def simulated_street(folder: Path) -> Path:
         ) from error
     from apusmog_core.simulate.street import drive, write_kitti
 
+    shutil.rmtree(folder, ignore_errors=True)  # of a version with other streets
     write_kitti(tqdm(drive(FRAMES), "simulating a street", FRAMES, unit="scan"), folder)
     return folder
 

@@ -19,6 +19,8 @@ from rclpy.parameter import Parameter
 from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import PointCloud2
 
+from apusmog_core.files import written_whole
+
 from . import cloud
 
 PATIENCE = 60.0  # seconds without any dense cloud that are a failure
@@ -104,6 +106,9 @@ def recording(path: Path, topic: str) -> Iterator[Callable[[int, bytes], None]]:
     from rosbags.typesys import Stores, get_typestore
 
     store = get_typestore(Stores.ROS2_JAZZY)
-    with Writer(path, version=9, storage_plugin=StoragePlugin.MCAP) as bag:
+    with (
+        written_whole(path) as place,
+        Writer(place, version=9, storage_plugin=StoragePlugin.MCAP) as bag,
+    ):
         connection = bag.add_connection(topic, "sensor_msgs/msg/PointCloud2", typestore=store)
         yield lambda stamp, raw: bag.write(connection, stamp, raw)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .arguments import add_network, count, load, ratio, say, stride
+from .arguments import add_network, count, load, number, ratio, say, stride
 from .progress import progress, waiting
 
 
@@ -50,7 +50,7 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--noise",
-        type=float,
+        type=number,
         nargs="+",
         default=[0.0],
         metavar="D",
@@ -235,6 +235,8 @@ def _check_results(paths: list[Path]) -> None:
     for path in paths:
         if path.suffix not in (".csv", ".json"):
             raise ValueError(f"{path}: results are written as .csv or .json")
+        if path.is_dir():
+            raise ValueError(f"{path}: a folder; name a file to write")
         if not path.absolute().parent.is_dir():
             raise ValueError(f"{path}: no such folder to write to")
 
