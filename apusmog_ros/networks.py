@@ -89,7 +89,7 @@ class Networks:
                 return
             self._loading, self._running, self.state = None, wished, "ready"
             self._use(pipeline)
-        self._say(f"ready: {config.weights} on {pipeline.device}")
+        self._say(f"upsampling with {config.weights} on {pipeline.device}")
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:

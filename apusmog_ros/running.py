@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -103,6 +106,8 @@ def child(
     module: str, *remap: str, stdout, stderr=None, env: dict | None = None, **parameters
 ) -> Iterator[subprocess.Popen]:
     """A node of ours as a process (a Popen), ended with Ctrl-C when the block is left."""
+    import subprocess
+
     given = [part for name, value in parameters.items() for part in ("-p", f"{name}:={value}")]
     names = [part for rule in remap for part in ("-r", rule)]
     command = [sys.executable, "-m", "apusmog_ros.running", module, "--ros-args", *names, *given]

@@ -60,9 +60,6 @@ class UpsampleNode(Node):
         self._connect()
         self._networks = Networks(self._config, self.get_logger().info, self._no_network)
         parameters.on_change(self, lambda: self._config, self._accept)
-        self.get_logger().info(
-            f"upsampling {self._input.topic} by {self._config.ratio:g}; getting ready"
-        )
 
     def close(self) -> bool:
         """Stop working; True when all threads have ended."""
@@ -152,7 +149,9 @@ class UpsampleNode(Node):
 
     def _no_network(self, wished: dict, error: Exception, running: dict | None) -> None:
         """Set the parameters back to the network that runs; without any the node ends."""
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        reason = str(error)
+        if not isinstance(error, ValueError):  # which says what it is about
+            reason = f"weights, device or precision: {type(error).__name__}: {error}"
         if running is None:
             self.done.set_exception(ValueError(" ".join(reason.split())))
             return

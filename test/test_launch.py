@@ -16,10 +16,10 @@ pytest.importorskip("launch.launch_service", reason="launch is not installed")
 pytest.importorskip("launch_ros.actions", reason="launch_ros is not installed")
 
 from conftest import wait_until  # noqa: E402
+from harness import street  # noqa: E402
 from launch.launch_context import LaunchContext  # noqa: E402
 from launch.launch_description_sources import PythonLaunchDescriptionSource  # noqa: E402
 from sensor_msgs.msg import PointCloud2  # noqa: E402
-from test_node import street  # noqa: E402
 
 FILE = Path(__file__).parents[1] / "launch" / "upsample.launch.py"
 ARGUMENTS = "topic ratio weights device config bag rate loop rviz namespace".split()
