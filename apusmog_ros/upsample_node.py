@@ -58,12 +58,16 @@ class UpsampleNode(Node):
             self._guarded(self._densify), self._guarded(self._publish), SCANS_AT_ONCE
         )
         self._connect()
-        self._networks = Networks(self._config, self.get_logger().info, self._no_network)
+        self._networks = Networks(self._config, self._say, self._no_network)
         parameters.on_change(self, lambda: self._config, self._accept)
 
     def close(self) -> bool:
         """Stop working; True when all threads have ended."""
         return self._stages.close(SHUTDOWN)
+
+    def _say(self, text: str) -> None:
+        if self.context.ok():  # else the node is being shut down
+            self.get_logger().info(text)
 
     # --- topics ---
 
