@@ -157,3 +157,13 @@ def _code_folder() -> str:
 
 
 CODE_FOLDER = _code_folder()
+
+
+def cache_complaint() -> str:
+    """Why machine code cannot be kept for the next start; nothing where it can."""
+    if os.access(CODE_FOLDER, os.W_OK):
+        return ""
+    return (
+        f"{CODE_FOLDER} cannot be written, so that every start compiles; "
+        "set NUMBA_CACHE_DIR to a folder that can"
+    )

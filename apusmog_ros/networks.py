@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from apusmog_core.compute import CODE_FOLDER
+from apusmog_core.compute import cache_complaint
 from apusmog_core.config import NodeConfig, PipelineConfig
 from apusmog_core.settings import with_values
 
@@ -121,11 +121,8 @@ class Networks:
             yield
         finally:
             event.unregister("numba:compile", listener)
-        if heard and not os.access(CODE_FOLDER, os.W_OK):
-            self._say(
-                f"warning: {CODE_FOLDER} cannot be written, so that every start compiles; "
-                "set NUMBA_CACHE_DIR to a folder that can"
-            )
+        if heard and (complaint := cache_complaint()):
+            warnings.warn(complaint, stacklevel=2)  # the node logs it
 
 
 def chosen(config: PipelineConfig) -> dict[str, str]:
