@@ -52,6 +52,11 @@ COMMANDS = {  # name: its arguments, what it does, help
         "write simulated LiDAR scans as a KITTI drive",
     ),
     "bag": (clouds.add_bag, clouds.bag, "convert a KITTI drive to a rosbag2"),
+    "warm-up": (
+        networks.add_warm_up,
+        networks.warm_up,
+        "compile now what the first scan or cloud would wait for",
+    ),
     "export": (networks.add_export, networks.export, "export a network to ONNX"),
     "samples": (clouds.add_samples, clouds.samples, "write small clouds to try everything on"),
     "view": (clouds.add_view, clouds.view, "make a 3-D page of clouds, bags or folders"),

@@ -173,3 +173,21 @@ def export(args: argparse.Namespace) -> None:
         export_onnx(args.weights, args.onnx)
     tell(f"{args.onnx}: written")
     print(describe_ports(args.weights))
+
+
+def add_warm_up(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--weights", default="lidar", metavar="W", help="a shipped name or a file")
+
+
+def warm_up(args: argparse.Namespace) -> None:
+    """Fill the cache of machine code, as an image or an installation does once."""
+    from apusmog_core.compute import CODE_FOLDER, cache_complaint
+    from apusmog_core.config import PipelineConfig
+    from apusmog_core.pipeline import ScanPipeline
+
+    say("compiling, which takes up to a minute the first time")
+    ScanPipeline(PipelineConfig(weights=args.weights, device="cpu")).warm_up()
+    if complaint := cache_complaint():
+        say(f"warning: {complaint}")
+    else:
+        print(f"{CODE_FOLDER}: ready")
