@@ -119,6 +119,9 @@ class Upsampler:
             scan = ObjectScan.of_clouds(clouds, origin)
             dense = self.upsample_scan(scan, counts, keep_measured)
             dense = [replace(d, points=d.points + origin) for d in dense]
+            for d, cloud in zip(dense, clouds, strict=True):
+                if keep_measured and len(d.points) >= len(cloud):
+                    d.points[: len(cloud)] = cloud  # bit by bit
         return [
             replace(d, points=_as_stored(d.points, c)) for d, c in zip(dense, clouds, strict=True)
         ]

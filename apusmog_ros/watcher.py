@@ -56,7 +56,7 @@ class Watcher(Node):
     def _on_dense(self, raw: bytes) -> None:
         self._record(time.time_ns(), raw)
         msg = deserialize_message(raw, PointCloud2)
-        rows = np.frombuffer(msg.data, cloud.DENSE)
+        rows = cloud.records(msg)
         points = np.stack([rows[axis] for axis in "xyz"], axis=1)
         stamp = msg.header.stamp.sec + 1e-9 * msg.header.stamp.nanosec
         self._seen(Answer(stamp, points, rows["instance"].copy(), rows["generated"].astype(bool)))
@@ -91,7 +91,7 @@ class Watcher(Node):
         while not condition():
             for child in children:
                 if child.poll():  # ended, and not well
-                    raise RuntimeError(f"{child.args[2]} ended with code {child.returncode}")
+                    raise RuntimeError(f"{child.args[3]} ended with code {child.returncode}")
             if answers != self.answers:
                 answers, end = self.answers, time.monotonic() + PATIENCE
             if time.monotonic() > end:

@@ -64,6 +64,13 @@ def count(text: str) -> int:
     return value
 
 
+def stride(text: str) -> int:
+    value = int(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError(f"{text}: no ring is held out; give 2 or more")
+    return value
+
+
 def add_network(parser: argparse.ArgumentParser, weights: str = "shape") -> None:
     parser.add_argument(
         "--weights", default=weights, metavar="W", help="a shipped name or a file (%(default)s)"
@@ -98,6 +105,17 @@ def add_settings(parser: argparse.ArgumentParser, example: str) -> None:
         metavar="NAME=VALUE",
         help=f"settings that differ from the defaults, such as {example}",
     )
+
+
+def list_settings() -> str:
+    """The pipeline's settings, for help."""
+    from apusmog_core.config import PipelineConfig
+    from apusmog_core.settings import settings
+
+    known = list(settings(PipelineConfig))
+    width = max(len(item.name) for item in known)
+    lines = [f"  {item.name:{width}}  {item.help} ({item.default})" for item in known]
+    return "settings for --set:\n" + "\n".join(lines)
 
 
 def parse_setting(text: str) -> tuple[str, object]:

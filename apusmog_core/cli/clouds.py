@@ -13,6 +13,7 @@ from .arguments import (
     add_origin,
     add_settings,
     count,
+    list_settings,
     load,
     load_pipeline,
     one_line,
@@ -194,7 +195,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sensor",
         default="HDL-64E",
-        help="HDL-64E (%(default)s), VLP-16 ...; an unknown name lists all",
+        help="one of the list below (%(default)s)",
     )
     parser.add_argument(
         "--meshes",
@@ -203,6 +204,14 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         help="road meshes with a MANIFEST.tsv, beside the built-in ones",
     )
     parser.add_argument("--seed", type=seed, default=0, help="seed of the street (%(default)s)")
+    parser.details = _list_sensors
+
+
+def _list_sensors() -> str:
+    from apusmog_core.simulate.sensor import BEAMS
+
+    lines = [f"  {name:10}{len(beams.elevation)} rings" for name, beams in BEAMS.items()]
+    return "sensors:\n" + "\n".join(lines)
 
 
 def simulate(args: argparse.Namespace) -> None:
@@ -267,6 +276,7 @@ def add_view(parser: argparse.ArgumentParser) -> None:
         help="also show the objects upsampled by these ratios",
     )
     add_settings(parser, "cluster.min_points=8")
+    parser.details = list_settings
 
 
 def view(args: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from .arguments import add_settings, count, number, parse_setting, say, seed, tell
+from .progress import waiting
 from .scores import print_table
 
 
@@ -133,14 +134,31 @@ def add_info(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("weights", metavar="WEIGHTS", help="a shipped name or a file")
 
 
+USES = {  # domain of the mixture: what the weights are for
+    "sensor": "objects of LiDAR scans, seen from the sensor (the node, apusmog scan)",
+    "canonical": "shapes and other clouds without a viewpoint (apusmog upsample)",
+}
+
+
 def info(args: argparse.Namespace) -> None:
+    from apusmog_core.config import ModelConfig
+    from apusmog_core.settings import flatten, from_dict
     from apusmog_core.weights import find, read
 
-    stored = read(args.weights)
-    tell(f"file: {find(args.weights)}")
-    for title in ("card", "model"):
-        for name, value in stored[title].items():
-            tell(f"{title}.{name}: {value}")
+    path, stored = find(args.weights), read(args.weights)
+    model, card = from_dict(ModelConfig, stored["model"]), stored.get("card", {})
+    size = sum(value.numel() for value in stored["state"].values())
+    lines = {"for": USES[model.domain], "file": path, "parameters": f"{size:,}"}
+    lines |= {name.replace("_", " "): value for name, value in card.items() if name not in lines}
+    usual = flatten(ModelConfig())
+    changed = {name: value for name, value in flatten(model).items() if value != usual[name]}
+    lines["network"] = ", ".join(f"{name} {value}" for name, value in changed.items())
+    page = path.with_suffix(".md")
+    if page.is_file():
+        lines["more"] = f"{page}: data, scores and known limits"
+    tell(path.stem)
+    for name, value in lines.items():
+        tell(f"  {name + ':':18}{value}")
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +167,27 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def export(args: argparse.Namespace) -> None:
-    from apusmog_core.export import export_onnx
+    from apusmog_core.export import describe_ports, export_onnx
 
-    export_onnx(args.weights, args.onnx)
+    with waiting("tracing the network"):
+        export_onnx(args.weights, args.onnx)
     tell(f"{args.onnx}: written")
+    print(describe_ports(args.weights))
+
+
+def add_warm_up(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--weights", default="lidar", metavar="W", help="a shipped name or a file")
+
+
+def warm_up(args: argparse.Namespace) -> None:
+    """Fill the cache of machine code, as an image or an installation does once."""
+    from apusmog_core.compute import CODE_FOLDER, cache_complaint
+    from apusmog_core.config import PipelineConfig
+    from apusmog_core.pipeline import ScanPipeline
+
+    say("compiling, which takes up to a minute the first time")
+    ScanPipeline(PipelineConfig(weights=args.weights, device="cpu")).warm_up()
+    if complaint := cache_complaint():
+        say(f"warning: {complaint}")
+    else:
+        print(f"{CODE_FOLDER}: ready")

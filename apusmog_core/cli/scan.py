@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .arguments import add_settings, load_pipeline, plural, ratio, say, tell
+from .arguments import add_settings, list_settings, load_pipeline, plural, ratio, say, tell
 from .progress import progress, waiting
 
 FORMATS = ("bag", "pcd", "ply", "npz")
@@ -41,6 +41,7 @@ def add_scan(parser: argparse.ArgumentParser) -> None:
         "--topic", default="", help="topic of a bag to read (the one with most clouds)"
     )
     add_settings(parser, "cluster.min_points=8 weights=mine.pt")
+    parser.details = list_settings
 
 
 def scan(args: argparse.Namespace) -> int:

@@ -97,7 +97,10 @@ def read_bin(file: Path) -> bytes:
 
 
 def clouds(path: str | Path, topic: str) -> Iterator[tuple[int, object]]:
-    """(time of recording in ns, PointCloud2 as rosbags gives it) of one topic of a bag."""
+    """(time of recording in ns, PointCloud2 as rosbags gives it) of one topic of a bag.
+
+    Instead of a message that cannot be decoded comes the exception that says why.
+    """
     from rosbags.highlevel import AnyReader
     from rosbags.typesys import Stores, get_typestore
 
@@ -105,7 +108,11 @@ def clouds(path: str | Path, topic: str) -> Iterator[tuple[int, object]]:
     with AnyReader([Path(path)], default_typestore=get_typestore(Stores.ROS2_JAZZY)) as bag:
         chosen = [c for c in bag.connections if c.topic == topic]
         for connection, stamp, raw in bag.messages(chosen):
-            yield stamp, bag.deserialize(raw, connection.msgtype)
+            try:
+                message = bag.deserialize(raw, connection.msgtype)
+            except Exception as error:  # a broken message may fail anywhere in its decoder
+                message = error
+            yield stamp, message
 
 
 def _header(types: dict, stamp: int, frame: str):

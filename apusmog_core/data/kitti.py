@@ -13,7 +13,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
-from scipy.spatial.transform import Rotation
 
 from .clouds import SCAN_PERIOD, ScanFiles
 
@@ -143,6 +142,8 @@ def read_transform(path: str | Path) -> np.ndarray:
 
 def oxts_poses(packets: Sequence[np.ndarray]) -> np.ndarray:
     """IMU to a local metric world, (n, 4, 4); a packet starts lat, lon, alt, roll, pitch, yaw."""
+    from scipy.spatial.transform import Rotation  # slow to load, and few need it
+
     poses = np.tile(np.eye(4), (len(packets), 1, 1))
     scale = math.cos(math.radians(packets[0][0]))  # of the Mercator projection
     for pose, (lat, lon, alt, roll, pitch, yaw, *_) in zip(poses, packets, strict=True):

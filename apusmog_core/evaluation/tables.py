@@ -35,6 +35,30 @@ LABELS = {
     "surface_error": "to surface",
 }  # fmt: skip
 
+MEANINGS = {
+    "cd": "Chamfer distance in thousandths, of shapes scaled to a unit sphere: less is better",
+    "hd": "Hausdorff distance in thousandths, the larger of both directions: less is better",
+    "hd_sum": "the same, the sum of both directions",
+    "p2f": "mean distance of the output from the mesh, in thousandths: less is better",
+    "p2f_std": "deviation of that distance",
+    "seconds": "seconds a cloud",
+    "clusters": "objects scored",
+    "completeness": "metres from a point that was held out to the output, mean: less is better",
+    "hallucination": "metres from an output point to what the sensor saw, mean: less is better",
+    "f_5": "F-score at 5 cm: share of held-out points met, and of the output that is right; "
+    "1 is best; likewise at 10 and 20 cm",
+    "thickness": "metres that the surface is thick: less is better",
+    "free_space": "share of new points where a ray has passed, so that nothing is there",
+    "surface_error": "metres from an output point to the true surface, mean: less is better",
+}
+
+
+def explain_columns(rows: list[Row]) -> str:
+    """A line for each column of a table that needs one."""
+    meanings = [(LABELS.get(name, name), MEANINGS[name]) for name in rows[0] if name in MEANINGS]
+    width = max((len(label) for label, _ in meanings), default=0)
+    return "\n".join(f"  {label:{width}}  {meaning}" for label, meaning in meanings)
+
 
 def format_table(rows: list[Row]) -> str:
     """Rows as aligned text; shape scores are printed in thousandths."""

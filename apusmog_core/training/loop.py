@@ -206,6 +206,8 @@ def begin_from(network: ApuSmog, start: ApuSmog, name: str) -> None:
     if other:
         raise ValueError(f"{name}: a network of another shape than this run's: {', '.join(other)}")
     network.load_state_dict(start.state_dict(), strict=False)
+    if mine.domain == "sensor":
+        return
     for layers, known in ((network.encoder, start.encoder), (network.decoder, start.decoder)):
         for layer in layers[len(known) :]:
             layer.change_nothing()

@@ -52,6 +52,11 @@ def read(name: str | Path) -> dict[str, Any]:
     return stored
 
 
+def build_network(config: ModelConfig) -> ApuSmog | RayNetwork:
+    """A network with random weights, of the sensor's sphere or of the paper's."""
+    return RayNetwork(config) if config.domain == "sensor" else ApuSmog(config)
+
+
 def load(path: str | Path) -> dict[str, Any]:
     """A dictionary that `store` wrote: plain values and finite tensors, as many as fit the file.
 
@@ -98,11 +103,6 @@ def _check_content(stored: dict, size: int) -> None:
                 raise ValueError(f"{name[:80]}: weights that are not finite")
         elif not isinstance(value, PLAIN):
             raise ValueError(f"{name[:80]}: {type(value).__name__}")
-
-
-def build_network(config: ModelConfig) -> ApuSmog | RayNetwork:
-    """A network with random weights, of the sensor's sphere or of the paper's."""
-    return RayNetwork(config) if config.domain == "sensor" else ApuSmog(config)
 
 
 def load_network(name: str | Path) -> ApuSmog:
