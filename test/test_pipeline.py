@@ -123,7 +123,7 @@ def test_points_that_are_not_finite_are_dropped_and_counted():
 
 
 def test_points_out_of_range_stay_in_the_scene_but_form_no_object():
-    far = thing(70, 0, 300)
+    far = thing(90, 0, 300)
     segments = pipeline().segment(np.concatenate([scan(), far]))
     assert len(segments.points) == len(scan()) + 300
     assert not segments.instance[-300:].any() and not segments.ground[-300:].any()
