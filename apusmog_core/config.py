@@ -280,7 +280,10 @@ class QosConfig:
     output_reliability: str = setting(
         "reliable", "reliability offered to subscribers", choices=("best_effort", "reliable")
     )
-    depth: int = setting(5, "queue depth, in and out", low=1, high=1000)
+    input_depth: int = setting(
+        20, "scans that wait while the node is busy; the newest is worked on", low=1, high=1000
+    )
+    depth: int = setting(5, "queue depth of the outputs", low=1, high=1000)
 
 
 @dataclass(frozen=True)
