@@ -77,7 +77,9 @@ def export_onnx(name: str | Path, out: str | Path) -> None:
     try:
         import onnxscript  # noqa: F401  torch.onnx needs it, and says so in many lines
     except ImportError as error:
-        raise ImportError("export needs onnxscript: pip install onnx onnxscript") from error
+        raise ImportError(
+            "export needs onnxscript, which the extra 'onnx' installs: pip install '.[onnx]'"
+        ) from error
     out = Path(out)
     if out.suffix != ".onnx":
         raise ValueError(f"{out}: ONNX files end in .onnx")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from scipy.spatial import cKDTree
 
+from apusmog_core.cli.arguments import missing_package
 from apusmog_core.evaluation.metrics import distance_to_mesh, mesh_surface
 from apusmog_core.evaluation.metrics import nearest as distance_to
 from apusmog_core.geometry import farthest, nearest
@@ -479,6 +480,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"figures: {error}", file=sys.stderr)
         return 2
+    except ImportError as error:
+        print(f"figures: {missing_package(error)}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -276,14 +276,9 @@ def _read_compressed_pcd(path: Path) -> Arrays:
     fields = {name: cloud[name].numpy() for name in cloud}
     if "positions" not in fields:
         raise ValueError("Open3D finds no points in the file")
-    flat = {name: fields[name].reshape(-1) for name in ("intensity", "i", "ring") if name in fields}
-    intensity = flat.get("intensity", flat.get("i"))
-    return (
-        fields["positions"].astype(np.float32),
-        None if intensity is None else intensity.astype(np.float32),
-        flat["ring"].astype(np.int32) if "ring" in flat else None,
-        {},
-    )
+    points = fields.pop("positions").astype(np.float32)
+    flat = {name: values[:, 0] for name, values in fields.items() if values.shape[1] == 1}
+    return _from_records(to_records({axis: points[:, i] for i, axis in enumerate("xyz")} | flat))
 
 
 def _write_pcd(path: Path, columns: dict[str, np.ndarray]) -> None:
