@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,8 +12,10 @@ import numpy as np
 from .compute import even_parts, in_threads
 from .config import PipelineConfig
 from .dense import Dense
-from .segment import Ground, find_instances, level, ranges, rows_by_label
+from .segment import Mounting, Segmenter, rows_by_label, timed
+from .sensor.calibrate import Calibration
 from .sensor.neighbours import find_returns, nearest_seen
+from .sensor.view import ObjectScan
 
 SENSOR = (0.0, 0.0, 0.0)  # scans are in the sensor's frame
 SMALLEST_SIDE = 0.1  # metres; a pole seen as one line of points still has an area
@@ -36,7 +37,9 @@ class Segments:
     ground: np.ndarray  # (n,) bool
     instance: np.ndarray  # (n,) uint32, 1.. from near to far, 0: ground and background
     rows: np.ndarray  # (n,) int64, row of the input that each point was
-    ring: np.ndarray | None = None  # (n,) int32, where the input tells them
+    ring: np.ndarray | None = None  # (n,) int32, as given or found
+    ring_source: str = "none"  # what told the rings: field, order, elevation or none
+    height: np.ndarray | None = None  # (n,) float32 above the ground, nan where not known
     not_finite: int = 0  # rows of the input that were left out
     no_return: int = 0  # rows at exactly (0, 0, 0), which say that nothing came back
     timings: dict[str, float] = field(default_factory=dict)  # stage -> milliseconds
@@ -81,16 +84,16 @@ class ScanPipeline:
     def __init__(self, config: PipelineConfig, upsampler=None):
         self.config = config
         self.upsampler = upsampler or _load(config)
-        self.ground = Ground(config.ground)
+        self.segmenter = Segmenter(config)
+        self.calibration = Calibration()
         self.overhead_ms = 0.0  # of any call of the network
         self.ms_per_point: float | None = None  # of the network, for each new point; learned
 
     def configured(self, config: PipelineConfig) -> ScanPipeline:
-        """This pipeline with other settings; network, terrain and timing stay what they are."""
+        """This pipeline with other settings; network and all that was learned stay as they are."""
         other = copy.copy(self)
         other.config = config
-        if config.ground != self.config.ground:
-            other.ground = Ground(config.ground)
+        other.segmenter = self.segmenter.configured(config)
         if config.seed != self.config.seed:
             other.upsampler = copy.copy(self.upsampler)
             other.upsampler.seed = config.seed
@@ -104,8 +107,14 @@ class ScanPipeline:
         ray = (np.cos(azimuth), np.sin(azimuth), np.tan(elevation))
         wall = 10 * np.stack(ray, axis=-1).reshape(-1, 3).astype(np.float32)
         other = copy.copy(self)
-        other.ground = Ground(self.config.ground)  # the terrain is not to be learned from a wall
+        # nothing is to be learned from a wall
+        other.segmenter, other.calibration = Segmenter(self.config), Calibration()
         other.process(wall, np.ones(len(wall), np.float32), ratio=4.0)
+
+    @property
+    def mounting(self) -> Mounting:
+        """Height, roll and pitch of the sensor, as set or as learned so far."""
+        return self.segmenter.mounting
 
     @property
     def device(self) -> str:
@@ -130,28 +139,22 @@ class ScanPipeline:
     ) -> Segments:
         """What is ground and which points form an object."""
         timings: dict[str, float] = {}
-
-        # 1. returns, and which of them are in range
-        with _timed(timings, "filter"):
+        with timed(timings, "filter"):
             scan = _returns(points, intensity, ring)
-            points = scan["points"]
-            distance = ranges(points)
-            limits = self.config.range
-            near = np.flatnonzero((distance >= limits.min) & (distance <= limits.max))
-            upright = level(points[near], self.config.ground)
-
-        # 2. ground
-        with _timed(timings, "ground"):
-            on_ground = self.ground(upright)
-
-        # 3. instances of what is left
-        with _timed(timings, "cluster"):
-            ground = np.zeros(len(points), bool)
-            ground[near[on_ground]] = True
-            instance = np.zeros(len(points), np.uint32)
-            rest = np.flatnonzero(~on_ground)
-            instance[near[rest]] = find_instances(upright[rest], self.config.cluster)
-        return Segments(ground=ground, instance=instance, timings=timings, **scan)
+        found = self.segmenter.find(scan["points"], scan.pop("ring"))
+        timings = found.timings | {"filter": timings["filter"] + found.timings["filter"]}
+        if self.config.calibrate and found.ring is not None:
+            with timed(timings, "calibrate"):
+                self.calibration.update(scan["points"], found.ring)
+        return Segments(
+            ground=found.ground,
+            instance=found.instance,
+            ring=found.ring,
+            ring_source=found.ring_source,
+            height=found.height,
+            timings=timings,
+            **scan,
+        )
 
     def densify(self, segments: Segments, ratio: float | None = None) -> DenseScan:
         """The instances, upsampled: round(ratio * n) points over all that the budgets allow."""
@@ -162,51 +165,54 @@ class ScanPipeline:
         sizes = np.array([len(cloud) for cloud in clouds], np.int64)
 
         # 4. how many points each instance gets, within the budgets
-        with _timed(timings, "ratios"):
+        with timed(timings, "ratios"):
             wanted = self._ratios(clouds, sizes, ratio) * sizes
-            served, limited = self._within_budgets(clouds, sizes, wanted)
+            wanted, served, limited = self._within_budgets(clouds, sizes, wanted)
             counts = sizes.copy()  # the rest passes through
             counts[served] = apportion(wanted[served])
 
         # 5. the network; measured points come first
-        with _timed(timings, "upsample"):
-            grow = np.flatnonzero(served & (counts > 0))
-            dense = [Dense.measured(cloud) for cloud in clouds]
-            for i in np.flatnonzero(counts == 0):
-                dense[i] = Dense.measured(clouds[i][:0])
-            if len(grow):
-                results = self._upsample([clouds[i] for i in grow], counts[grow])
-                for i, result in zip(grow, results, strict=True):
-                    dense[i] = result
+        with timed(timings, "upsample"):
+            dense = self._upsample(segments, served, counts)
         self._learn_pace(timings["upsample"], self._new(counts, sizes)[served].sum())
 
-        # 6. where the points come from
+        # 6. where the points come from, and which are sure enough
         kept = np.where(served & (counts >= sizes) & (not self.config.keep_measured), 0, sizes)
         generated = [np.arange(count) >= keep for count, keep in zip(counts, kept, strict=True)]
         generated = np.concatenate(generated) if len(clouds) else np.zeros(0, bool)
         whole = Dense.concatenate(dense)
+        points = whole.points.astype(np.float32, copy=False)
         instance = np.repeat(np.arange(1, len(clouds) + 1, dtype=np.uint32), counts)
-        with _timed(timings, "source"):
+        with timed(timings, "source"):
             threads = getattr(self.upsampler, "threads", 1)
-            source = _source(segments, whole.points, generated, rows, counts, threads)
-        timings["total"] = sum(timings.values())
-        return DenseScan(
-            whole.points,
+            source = _source(segments, points, generated, rows, counts, threads)
+        columns = (
+            points,
             segments.intensity[source],
             instance,
             generated,
             whole.confidence,
             source,
-            segments,
-            ratio,
-            limited,
-            timings,
         )
+        if self.config.min_confidence:
+            sure = ~generated | (whole.confidence >= self.config.min_confidence)
+            columns = (column[sure] for column in columns)
+        timings["total"] = sum(timings.values())
+        return DenseScan(*columns, segments, ratio, limited, timings)
 
-    def _upsample(self, clouds: list[np.ndarray], counts: np.ndarray) -> list[Dense]:
-        return self.upsampler.upsample_to(
-            clouds, counts.tolist(), self.config.keep_measured, SENSOR
-        )
+    def _upsample(self, segments: Segments, served: np.ndarray, counts: np.ndarray) -> list[Dense]:
+        """All instances (k,), those served with as many points as counted."""
+        dense = [Dense.measured(segments.points[rows]) for rows in segments.instances()]
+        chosen = np.flatnonzero(served)
+        number = np.zeros(len(dense) + 1, np.int64)
+        number[chosen + 1] = np.arange(1, len(chosen) + 1)
+        labels = number[segments.instance]
+        bias = self.calibration.of_points(segments.ring) if self.config.calibrate else None
+        scan = ObjectScan(segments.points, labels, segments.ring, segments.height, bias=bias)
+        options = (counts[chosen].tolist(), self.config.keep_measured, self.config.spread)
+        for i, result in zip(chosen, self.upsampler.upsample_scan(scan, *options), strict=True):
+            dense[i] = result
+        return dense
 
     def _ratios(self, clouds: list[np.ndarray], sizes: np.ndarray, ratio: float) -> np.ndarray:
         """Ratio of each instance: constant, or up to a density, so that far objects gain most."""
@@ -223,12 +229,17 @@ class ScanPipeline:
 
     def _within_budgets(
         self, clouds: list[np.ndarray], sizes: np.ndarray, wanted: np.ndarray
-    ) -> tuple[np.ndarray, str]:
-        """Which instances the budgets allow, (k,) bool, and which budget was bound.
+    ) -> tuple[np.ndarray, np.ndarray, str]:
+        """Points of each instance (k,), which of them the budgets allow, and which was bound.
 
-        Those with the fewest points come first: they gain most and cost least.
+        Those with the fewest points come first: they gain most and cost least. Where the measured
+        points alone exceed the budget, all instances are thinned to it by the same share.
         """
         served = np.ones(len(sizes), bool)
+        most, least = self.config.max_points_out, np.minimum(sizes, wanted).sum()
+        if most and least > most:
+            thinned = np.minimum(sizes, wanted) * (most / least)
+            return thinned, served, f"max_points_out: {round(least)} points thinned to {most}"
         bound = []
         order = np.argsort(sizes, kind="stable")
         counts = np.ceil(wanted).astype(np.int64)
@@ -239,14 +250,13 @@ class ScanPipeline:
                 served[over] = False
                 bound.append(f"{name}: {len(over)} of {len(sizes)} instances pass through")
 
-        if self.config.max_points_out:
-            room = self.config.max_points_out - sizes.sum()
-            limit("max_points_out", np.maximum(counts - sizes, 0), room)
+        if most:
+            limit("max_points_out", np.maximum(counts - sizes, 0), most - least)
         if self.config.time_budget_ms and len(sizes):
             cost = self._new(counts, sizes)
             cost[order[0]] = 0  # one is always served, or a slow moment would never be forgotten
             limit("time_budget_ms", cost, self._room(clouds[order[0]]))
-        return served, "; ".join(bound)
+        return wanted, served, "; ".join(bound)
 
     def _room(self, cloud: np.ndarray) -> float:
         """New points that the time budget allows; the first time, one cloud shows the costs."""
@@ -259,7 +269,7 @@ class ScanPipeline:
 
     def _milliseconds(self, cloud: np.ndarray, ratio: int) -> float:
         start = time.perf_counter()
-        self._upsample([cloud], np.array([ratio * len(cloud)]))
+        self.upsampler.upsample_to([cloud], [ratio * len(cloud)], True, SENSOR)
         return 1e3 * (time.perf_counter() - start)
 
     def _learn_pace(self, ms: float, new_points: int) -> None:
@@ -343,10 +353,3 @@ def _load(config: PipelineConfig):
     from .upsampler import Upsampler  # imports torch
 
     return Upsampler.load(config.weights, config.device, config.seed, config.precision)
-
-
-@contextmanager
-def _timed(timings: dict[str, float], stage: str):
-    start = time.perf_counter()
-    yield
-    timings[stage] = 1e3 * (time.perf_counter() - start)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +17,18 @@ from .compute import parse_device
 from .dense import Dense
 from .geometry import farthest
 from .model import ApuSmog
+from .segment.cluster import rows_by_label
 from .sensor.grow import RayUpsampler
+from .sensor.view import ObjectScan
 from .surface.grow import SurfaceUpsampler
 from .weights import load_network
 
+Grow = Callable[["RayUpsampler | SurfaceUpsampler", list[int]], list[Dense]]
+
 EXACT_IN_FLOAT32 = 8192.0  # metres: beyond, float32 loses the millimetre
+OUTLIER = 1000.0  # sizes of a cloud: a point farther away takes the digits of the others
+SENSOR_REACH = 300.0  # sizes of a cloud, or metres: farther away it is one point
+MOST_POINTS = 50_000_000  # of one cloud: some gigabytes
 
 
 class Upsampler:
@@ -89,6 +98,9 @@ class Upsampler:
             raise ValueError(f"{len(ratios)} ratios for {len(clouds)} clouds")
         clouds = [check_cloud(c) for c in clouds]
         counts = [output_count(len(c), check_ratio(r)) for c, r in zip(clouds, ratios, strict=True)]
+        origin = self._checked_origin(origin)
+        for cloud in clouds:
+            check_outliers(cloud) if origin is None else check_reach(cloud, origin)
         return [dense.points for dense in self.upsample_to(clouds, counts, keep_measured, origin)]
 
     def upsample_to(
@@ -101,22 +113,84 @@ class Upsampler:
         """Exactly counts[i] points for cloud i, each with the confidence of the network."""
         clouds = [check_cloud(c) for c in clouds]
         origin = self._checked_origin(origin)
+        if origin is None:
+            dense = self._upsample_surfaces(clouds, counts, keep_measured)
+        else:
+            scan = ObjectScan.of_clouds(clouds, origin)
+            dense = self.upsample_scan(scan, counts, keep_measured)
+            dense = [replace(d, points=d.points + origin) for d in dense]
+            for d, cloud in zip(dense, clouds, strict=True):
+                if keep_measured and len(d.points) >= len(cloud):
+                    d.points[: len(cloud)] = cloud  # bit by bit
+        return [
+            replace(d, points=_as_stored(d.points, c)) for d, c in zip(dense, clouds, strict=True)
+        ]
+
+    def upsample_scan(
+        self,
+        scan: ObjectScan,
+        counts: Sequence[int],
+        keep_measured: bool = True,
+        spread: str = "rings",
+    ) -> list[Dense]:
+        """Exactly counts[i] points for object i + 1 of a scan; what surrounds it helps."""
+        clouds = [scan.points[rows] for rows in rows_by_label(scan.instance)[1:]]
+        if self.config.domain != "sensor":
+            return self._upsample_surfaces(clouds, counts, keep_measured)
+
+        def grow(way: RayUpsampler, objects: list[int]) -> list[Dense]:
+            number = np.zeros(len(clouds) + 1, np.int64)
+            number[np.array(objects) + 1] = np.arange(1, len(objects) + 1)
+            some = replace(scan, instance=number[scan.instance])
+            wanted = np.array([counts[i] for i in objects])
+            new = way.grow(some, wanted, keep_measured, self.seed, spread)
+            if not keep_measured:
+                return new
+            pairs = zip(objects, new, strict=True)
+            return [Dense.concatenate((Dense.measured(clouds[i]), dense)) for i, dense in pairs]
+
+        return self._upsample(clouds, counts, keep_measured, grow)
+
+    def _upsample_surfaces(self, clouds, counts, keep_measured) -> list[Dense]:
+        def grow(way: SurfaceUpsampler, chosen: list[int]) -> list[Dense]:
+            return [way.grow(clouds[i], counts[i], keep_measured, self.seed) for i in chosen]
+
+        return self._upsample(clouds, counts, keep_measured, grow)
+
+    def _upsample(self, clouds, counts, keep_measured, grow: Grow) -> list[Dense]:
+        """Fewer points than there are by choice, more by growing."""
         results: list[Dense | None] = [None] * len(clouds)
-        grow = []
+        more = []
         for i, (cloud, count) in enumerate(zip(clouds, counts, strict=True)):
             if count <= len(cloud) and (keep_measured or count < len(cloud)):
                 fewer = np.sort(farthest(cloud - cloud.mean(axis=0), count))
                 results[i] = Dense.measured(cloud[fewer])
             else:
-                grow.append(i)
-        if grow:
-            many = [clouds[i] for i in grow]
-            dense = self._grow(many, [counts[i] for i in grow], keep_measured, origin)
-            for i, result in zip(grow, dense, strict=True):
-                results[i] = result
-        return [
-            replace(r, points=_as_stored(r.points, c)) for r, c in zip(results, clouds, strict=True)
-        ]
+                more.append(i)
+        for i, dense in zip(more, self._within_memory(grow, more), strict=True):
+            results[i] = dense
+        if not all(np.isfinite(result.points).all() for result in results):
+            raise ValueError("the network made points that are not finite: are the weights sound?")
+        return results
+
+    def _within_memory(self, grow: Grow, chosen: list[int]) -> list[Dense]:
+        """Half of the clouds at a time where the GPU is full; one that does not fit, on the CPU."""
+        if not chosen:
+            return []
+        with suppress(torch.cuda.OutOfMemoryError):
+            return grow(self.way, chosen)
+        torch.cuda.empty_cache()  # here, where no traceback keeps the failed batch alive
+        half = len(chosen) // 2
+        if half:
+            warnings.warn("CUDA out of memory: the batch is halved", stacklevel=2)
+            first = self._within_memory(grow, chosen[:half])
+            return first + self._within_memory(grow, chosen[half:])
+        warnings.warn("CUDA out of memory: one cloud is upsampled on the CPU", stacklevel=2)
+        return grow(self._on_cpu(), chosen)
+
+    def _on_cpu(self) -> RayUpsampler | SurfaceUpsampler:
+        """A copy there; the one on the GPU stays for the others."""
+        return type(self.way)(deepcopy(self.network), torch.device("cpu"), torch.float32)
 
     def _checked_origin(self, origin: Sequence[float] | None) -> np.ndarray | None:
         if self.config.domain != "sensor":
@@ -131,34 +205,15 @@ class Upsampler:
             raise ValueError(f"origin: expected three finite numbers, got {origin!r}")
         return place
 
-    def _grow(self, clouds, counts, keep_measured, origin) -> list[Dense]:
-        """More points than there are: the work proper."""
-        try:
-            if origin is not None:
-                return self.way.grow(clouds, counts, keep_measured, origin, self.seed)
-            pairs = zip(clouds, counts, strict=True)
-            return [self.way.grow(c, n, keep_measured, self.seed) for c, n in pairs]
-        except torch.cuda.OutOfMemoryError:
-            return self._with_less_memory(clouds, counts, keep_measured, origin)
-
-    def _with_less_memory(self, clouds, counts, keep_measured, origin) -> list[Dense]:
-        """Half the clouds at a time; a single one that does not fit goes to the CPU."""
-        torch.cuda.empty_cache()
-        half = len(clouds) // 2
-        if half:
-            warnings.warn("CUDA out of memory: the batch is halved", stacklevel=2)
-            first = self._grow(clouds[:half], counts[:half], keep_measured, origin)
-            return first + self._grow(clouds[half:], counts[half:], keep_measured, origin)
-        warnings.warn("CUDA out of memory: on the CPU from now on", stacklevel=2)
-        self._place(self.network, torch.device("cpu"))
-        return self._grow(clouds, counts, keep_measured, origin)
-
 
 # --- checks --------------------------------------------------------------------------------------
 
 
 def output_count(points: int, ratio: float) -> int:
-    return round(ratio * points)
+    count = round(ratio * points)
+    if count > MOST_POINTS:
+        raise ValueError(f"ratio: {ratio:g} makes {count:,} points; {MOST_POINTS:,} at most")
+    return count
 
 
 def check_cloud(points) -> np.ndarray:
@@ -173,6 +228,30 @@ def check_cloud(points) -> np.ndarray:
     if bad:
         raise ValueError(f"{bad} of {len(points)} points are not finite: remove them first")
     return points.astype(np.float64)
+
+
+def check_outliers(cloud: np.ndarray) -> None:
+    """ValueError names points so far away that the network would lose the shape of the others."""
+    away = np.linalg.norm(cloud - np.median(cloud, axis=0), axis=1)
+    typical = np.sort(away)[9 * (len(away) - 1) // 10]
+    far = np.flatnonzero(away > OUTLIER * typical) if typical > 0 else ()
+    if len(far):
+        place = ", ".join(f"{value:g}" for value in cloud[far[0]])
+        raise ValueError(
+            f"{len(far)} of {len(cloud)} points, such as number {far[0]} at ({place}), lie more "
+            f"than {OUTLIER:g} times the size of the cloud away from it: remove them first"
+        )
+
+
+def check_reach(cloud: np.ndarray, origin: Sequence[float]) -> None:
+    """ValueError if no sensor at `origin` could tell the points of the cloud apart."""
+    size = max(float(np.ptp(cloud, axis=0).max()), 1.0)
+    nearest = np.abs(cloud - np.asarray(origin, np.float64)).max(axis=1).min()
+    if nearest > SENSOR_REACH * size:
+        raise ValueError(
+            f"origin: {nearest:.3g} m away from a cloud of {size:.3g} m, which no sensor sees: "
+            "give the sensor's place in the coordinates of the cloud"
+        )
 
 
 def check_ratio(ratio: float) -> float:

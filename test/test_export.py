@@ -8,7 +8,6 @@ import torch
 
 from apusmog_core import cli, export, weights
 from apusmog_core.config import PRESETS, ModelConfig
-from apusmog_core.model import ApuSmog
 from apusmog_core.settings import from_dict
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -17,10 +16,10 @@ pytest.importorskip("onnxscript")
 SIZES = [(40, 4), (90, 1), (150, 7)]  # points and queries, none of them those of the trace
 
 
-def shaken(config: ModelConfig, path) -> ApuSmog:
+def shaken(config: ModelConfig, path):
     """A network whose weights are all at work; untrained, its last layers are zero."""
     torch.manual_seed(0)
-    network = ApuSmog(config)
+    network = weights.build_network(config)
     with torch.no_grad():
         for p in network.parameters():
             p += 0.1 * torch.randn_like(p)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from apusmog_core.config import ClusterConfig, GroundConfig
+from apusmog_core.config import ClusterConfig, GroundConfig, PipelineConfig
 from apusmog_core.data.kitti import KittiDrive, tracklet_recall
-from apusmog_core.segment import Ground, Segmenter, find_instances, level
+from apusmog_core.segment import Ground, Segmenter, find_instances
 from apusmog_core.segment.cluster import components
 
 DRIVE = Path(__file__).parents[2] / "shared" / "data" / "kitti_raw_0051"
@@ -45,11 +45,11 @@ def road(seed=0):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("roll, pitch", [(0.0, 0.0), (6.0, -8.0)])
 def test_the_road_is_ground_and_objects_are_not_however_the_sensor_is_mounted(method, roll, pitch):
-    config = GroundConfig(method=method, roll=roll, pitch=pitch)
+    config = GroundConfig(method=method)
     plane, things = road(), np.concatenate([box(8, 3), box(-15, -4), box(3, 20)])
     tilt = Rotation.from_euler("xy", (roll, pitch), degrees=True).inv()
     seen = tilt.apply(np.concatenate([plane, things])).astype(np.float32)
-    ground = Ground(config)(level(seen, config))
+    ground = Ground(config)(seen)
     assert ground[: len(plane)].mean() > 0.95
     assert ground[len(plane) :].mean() < 0.1
 
@@ -142,12 +142,13 @@ def test_no_points_are_no_objects():
 
 
 @needs_kitti
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "auto"])
 def test_labelled_objects_are_clusters_of_their_own(drive, method):
-    segmenter = Segmenter(GroundConfig(method=method))
-    objects, found = tracklet_recall(drive, [segmenter(scan.points)[1] for scan in drive])
+    segmenter = Segmenter(PipelineConfig(ground=GroundConfig(method=method)))
+    labels = [segmenter(scan.points, scan.ring)[1] for scan in drive]
+    objects, found = tracklet_recall(drive, labels)
     assert objects >= 25
-    assert found >= (0.9 if method == "patchwork" else 0.8) * objects
+    assert found >= (0.8 if method == "grid" else 0.9) * objects
 
 
 @needs_kitti

@@ -198,11 +198,11 @@ def segment() -> Iterator[Row]:
     segmenter = Segmenter()
     ours, clusters, dbscan = [], 0.0, 0.0
     for scan in scans():  # side by side, so that a slow moment of the machine meets all of them
-        ours.append(best(partial(segmenter, scan.points)))
-        rest = scan.points[~segmenter(scan.points)[0]]
-        clusters += best(partial(find_instances, rest, segmenter.clusters))
+        ours.append(best(partial(segmenter, scan.points, scan.ring)))
+        rest = scan.points[~segmenter(scan.points, scan.ring)[0]]
+        clusters += best(partial(find_instances, rest, segmenter.config.cluster))
         cloud = o3d.geometry.PointCloud(o3d.utility.Vector3dVector(rest.astype(np.float64)))
-        run = partial(cloud.cluster_dbscan, segmenter.clusters.tolerance, min_points=1)
+        run = partial(cloud.cluster_dbscan, segmenter.config.cluster.tolerance, min_points=1)
         dbscan += best(run)
     yield Row(
         "segment",
@@ -226,7 +226,8 @@ def segment() -> Iterator[Row]:
             holds=ms <= dbscan / 5,
         )
     if drive().boxes:
-        labelled, found = tracklet_recall(drive(), [segmenter(s.points)[1] for s in drive()])
+        labels = [segmenter(scan.points, scan.ring)[1] for scan in drive()]
+        labelled, found = tracklet_recall(drive(), labels)
         yield Row(
             "segment",
             "labelled objects that are one cluster",
@@ -313,9 +314,9 @@ def objects(count: int = 4000) -> list[np.ndarray]:
     """Instances of one scan, near and far, with about `count` points together."""
     from apusmog_core.segment import Segmenter
 
-    points = scans()[0].points
-    _, instance = Segmenter()(points)
-    clouds = [points[instance == i] for i in range(1, instance.max() + 1)]
+    scan = scans()[0]
+    _, instance = Segmenter()(scan.points, scan.ring)
+    clouds = [scan.points[instance == i] for i in range(1, instance.max() + 1)]
     step = max(1, sum(map(len, clouds)) // count)
     return clouds[::step]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .arguments import add_network, count, load, ratio
+from .arguments import add_network, count, load, number, ratio, say, stride
 from .progress import progress, waiting
 
 
@@ -50,7 +50,7 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--noise",
-        type=float,
+        type=number,
         nargs="+",
         default=[0.0],
         metavar="D",
@@ -96,7 +96,7 @@ def _add_rings(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="SCANS",
         nargs="?",
-        help="a KITTI drive, a bag or a folder of scans with rings",
+        help="a KITTI drive, a bag, a folder of scans with rings, or one such scan",
     )
     parser.add_argument(
         "--holdout",
@@ -115,6 +115,23 @@ def _add_rings(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="road meshes for --simulate, beside the built-in ones",
+    )
+    parser.add_argument(
+        "--sensor",
+        metavar="NAME",
+        help="for --simulate: HDL-64E (the default), VLP-16 ...; an unknown name lists all",
+    )
+    parser.add_argument(
+        "--stride",
+        type=stride,
+        default=2,
+        metavar="N",
+        help="every N-th ring is given, those between are held out (%(default)s)",
+    )
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="also with the range bias of each laser, from the kept rings of the other scans only",
     )
     parser.add_argument(
         "--frames",
@@ -139,24 +156,31 @@ def evaluate_rings(args: argparse.Namespace) -> None:
     _check_results(args.out)
     if (args.scans is None) == (args.simulate is None):
         raise ValueError("evaluate rings: give SCANS, or --simulate FRAMES")
+    if args.sensor and not args.simulate:
+        raise ValueError(f"--sensor {args.sensor}: only simulated scans (--simulate) have a choice")
     up = None if args.baselines else load(args)
-    points = args.points or rings.SCORED_POINTS
     with waiting("finding objects"):
-        cases = _ring_cases(args, points)
+        cases = _ring_cases(args)
+    calibrations = rings.calibrate_frames(cases, args.scans) if args.calibrate else None
+    for frame, calibration in (calibrations or {}).items():
+        if not calibration.converged:
+            say(f"{frame}: {calibration.scans} other scans are too few to calibrate from")
     with waiting(f"scoring {len(cases)} objects"):
-        rows = rings.evaluate_rings(cases, up, args.weights)
+        rows = rings.evaluate_rings(cases, up, args.weights, calibrations)
     print_table(rows)
     _write_results(args.out, rows)
 
 
-def _ring_cases(args: argparse.Namespace, points):
+def _ring_cases(args: argparse.Namespace):
     from apusmog_core.evaluation import rings
 
+    options = dict(points=args.points or rings.SCORED_POINTS, stride=args.stride)
     if args.simulate:
-        return rings.simulated_cases(args.simulate, args.seed, meshes=args.meshes, points=points)
+        sensor = args.sensor or "HDL-64E"
+        return rings.simulated_cases(args.simulate, args.seed, sensor, args.meshes, **options)
     if args.holdout:
-        return rings.ring_cases(args.scans, args.holdout)
-    return rings.found_cases(args.scans, args.frames, points)
+        return rings.ring_cases(args.scans, args.holdout, args.stride)
+    return rings.found_cases(args.scans, args.frames, **options)
 
 
 def _add_ablation(parser: argparse.ArgumentParser) -> None:
@@ -211,6 +235,8 @@ def _check_results(paths: list[Path]) -> None:
     for path in paths:
         if path.suffix not in (".csv", ".json"):
             raise ValueError(f"{path}: results are written as .csv or .json")
+        if path.is_dir():
+            raise ValueError(f"{path}: a folder; name a file to write")
         if not path.absolute().parent.is_dir():
             raise ValueError(f"{path}: no such folder to write to")
 

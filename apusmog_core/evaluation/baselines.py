@@ -26,22 +26,21 @@ def midpoint(points: np.ndarray, count: int, neighbours: int = 8) -> np.ndarray:
     return thin(grown, count)
 
 
-def range_interpolation(
-    points: np.ndarray, ring: np.ndarray, origin: np.ndarray | None = None
-) -> np.ndarray:
-    """Input points and midpoints to the azimuth-nearest point of the next kept ring (two up)."""
-    view = points if origin is None else points - np.asarray(origin, points.dtype)
-    azimuth = np.arctan2(view[:, 1], view[:, 0])
-    distance = np.linalg.norm(view, axis=1)
+def range_interpolation(points: np.ndarray, ring: np.ndarray, stride: int = 2) -> np.ndarray:
+    """Input points, and `stride` - 1 on the way to the azimuth-nearest point of the next kept
+    ring, whose number is higher by `stride`."""
+    azimuth = np.arctan2(points[:, 1], points[:, 0])
+    distance = np.linalg.norm(points, axis=1)
     added = [points]
     for low in np.unique(ring):
-        here, there = np.flatnonzero(ring == low), np.flatnonzero(ring == low + 2)
+        here, there = np.flatnonzero(ring == low), np.flatnonzero(ring == low + stride)
         if len(there) == 0:
             continue
         nearest, gap = _azimuth_nearest(azimuth[here], azimuth[there])
         there = there[nearest]
         joined = (gap < AZIMUTH_GATE) & (np.abs(distance[here] - distance[there]) < RANGE_GATE)
-        added.append((points[here[joined]] + points[there[joined]]) / 2)
+        first, last = points[here[joined]], points[there[joined]]
+        added += [first + (last - first) * (way / stride) for way in range(1, stride)]
     return np.concatenate(added)
 
 

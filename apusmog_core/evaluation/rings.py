@@ -10,34 +10,62 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..sensor.calibrate import ALL_SCANS, Calibration
+from ..sensor.view import ObjectScan
 from . import baselines, metrics
 from .tables import Row, Scores, means
 
 if TYPE_CHECKING:
     from ..data import Scan
+    from ..segment import Segmenter
     from ..upsampler import Upsampler
 
 RANGE_BINS = (0, 15, 30, 45)  # metres
 SCORED_POINTS = (64, 1_000_000)  # fewest and most of an object
+FEWEST_KEPT = 8  # points that are given, and that are held, of an object where few rings are kept
 SURFACE_ROUGHNESS = 0.1  # metres: rougher clusters are vegetation
 
 
 # --- ring hold-out -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RingCase:
-    """One object: its even rings are given, its odd rings held out."""
+@dataclass(frozen=True, eq=False)
+class KeptScan:
+    """What is given of one scan: the rings that were kept, of objects and of all around them."""
 
+    points: np.ndarray  # (n, 3), in the sensor's frame
+    ring: np.ndarray  # (n,)
+    height: np.ndarray | None  # (n,) above the ground
+    rays: metrics.MeasuredRays  # of all rings
+
+
+def keep_rings(points: np.ndarray, ring: np.ndarray, stride: int) -> tuple[KeptScan, np.ndarray]:
+    """Every `stride`-th ring of a scan (n, 3), and the row (n,) of each point in it, or -1."""
+    from ..segment import Segmenter
+
+    kept = np.flatnonzero(ring % stride == 0)
+    row = np.full(len(points), -1)
+    row[kept] = np.arange(len(kept))
+    given = points[kept]
+    height = Segmenter().find(np.ascontiguousarray(given, np.float32), ring[kept]).height
+    return KeptScan(given, ring[kept], height, metrics.MeasuredRays(points)), row
+
+
+@dataclass(frozen=True, eq=False)
+class RingCase:
+    """One object: every n-th ring is given, the others are held out."""
+
+    scan: KeptScan
+    rows: np.ndarray  # (n,) of the scan: the input
     points: np.ndarray  # (n, 3) the input, in the sensor's frame
     held: np.ndarray  # (h, 3)
     full: np.ndarray  # (n + h, 3)
     ring: np.ndarray  # (n,) of the input
+    stride: int
     range: float  # of the mean of `full`, metres
     surface: bool  # vehicles, persons, walls, poles; otherwise vegetation
     frame: str
     cluster: int
-    rays: metrics.MeasuredRays | None = None  # of the whole scan
     truth: Callable[[np.ndarray], np.ndarray] | None = None  # distance to the true surface
 
     @property
@@ -46,16 +74,21 @@ class RingCase:
         return len(self.full) / len(self.points)
 
 
-def ring_case(full: np.ndarray, ring: np.ndarray, surface: bool, **rest) -> RingCase | None:
-    """The hold-out case of one object, or None where it has only even or only odd rings."""
-    even = ring % 2 == 0
-    if even.all() or not even.any():
+def ring_case(
+    scan: KeptScan, rows: np.ndarray, full: np.ndarray, ring: np.ndarray, stride: int, **rest
+) -> RingCase | None:
+    """The hold-out case of one object (n, 3) whose points are `rows` (n,) of the kept scan, or -1;
+    None where too little is kept or held."""
+    kept = rows >= 0
+    fewest = 1 if stride == 2 else FEWEST_KEPT
+    if kept.sum() < fewest or (~kept).sum() < fewest:
         return None
     distance = float(np.linalg.norm(full.mean(axis=0)))
-    return RingCase(full[even], full[~even], full, ring[even], distance, surface, **rest)
+    given = (full[kept], full[~kept], full, ring[kept])
+    return RingCase(scan, rows[kept], *given, stride=stride, range=distance, **rest)
 
 
-def ring_cases(scans: str | Path, holdout: str | Path) -> list[RingCase]:
+def ring_cases(scans: str | Path, holdout: str | Path, stride: int = 2) -> list[RingCase]:
     """The fixed clusters of `holdout`/FRAME.npz in the scans `scans`/FRAME.bin."""
     files = sorted(Path(holdout).glob("*.npz"))
     if not files:
@@ -66,11 +99,12 @@ def ring_cases(scans: str | Path, holdout: str | Path) -> list[RingCase]:
         fixed = np.load(file)
         if len(fixed["ring"]) != len(scan):
             raise ValueError(f"{file}: made for another scan ({len(scan)} points in this one)")
-        rays = metrics.MeasuredRays(scan)
+        rings = fixed["ring"].astype(int)
+        kept, row = keep_rings(scan, rings, stride)
         for j, index in enumerate(np.split(fixed["index"], fixed["offset"][1:-1])):
             surface = bool(fixed["roughness"][j] < SURFACE_ROUGHNESS)
-            ring = fixed["ring"][index].astype(int)
-            case = ring_case(scan[index], ring, surface, frame=file.stem, cluster=j, rays=rays)
+            named = dict(surface=surface, frame=file.stem, cluster=j)
+            case = ring_case(kept, row[index], scan[index], rings[index], stride, **named)
             cases += [case] if case else []
     return cases
 
@@ -95,8 +129,7 @@ def score_rings(cases: list[RingCase], predict: Callable[[RingCase], np.ndarray]
 def score_ring(case: RingCase, output: np.ndarray) -> dict[str, float]:
     """Scores of one output (see `metrics.ring_scores`), and what the scan's rays say of it."""
     scores = metrics.ring_scores(output, case.held, case.full)
-    if case.rays:
-        scores["free_space"] = metrics.free_space_share(output, case.points, case.rays)
+    scores["free_space"] = metrics.free_space_share(output, case.points, case.scan.rays)
     if case.truth:
         scores["surface_error"] = float(case.truth(output).mean())
     return scores
@@ -148,31 +181,43 @@ def scans_with_rings(scans: str | Path, frames: int) -> Iterator[Scan]:
         yield scan
 
 
+def cases_of(
+    scan: Scan,
+    segment: Segmenter,
+    points: Sequence[int] = SCORED_POINTS,
+    max_range: float = 45.0,
+    stride: int = 2,
+) -> list[RingCase]:
+    """The objects that segmentation finds in one scan with all its rings."""
+    _, instance = segment(scan.points, scan.ring)
+    kept, row = keep_rings(scan.points, scan.ring, stride)
+    cases = []
+    for j in range(1, instance.max(initial=0) + 1):
+        index = np.flatnonzero(instance == j)
+        if not points[0] <= len(index) <= points[1]:
+            continue
+        cloud, ring = scan.points[index], scan.ring[index]
+        surface = roughness(cloud, ring) < SURFACE_ROUGHNESS
+        named = dict(surface=surface, frame=scan.name, cluster=j)
+        case = ring_case(kept, row[index], cloud, ring, stride, **named)
+        cases += [case] if case and case.range < max_range else []
+    return cases
+
+
 def found_cases(
     scans: str | Path,
     frames: int = 20,
     points: Sequence[int] = SCORED_POINTS,
     max_range: float = 45.0,
+    stride: int = 2,
 ) -> list[RingCase]:
     """Objects that segmentation finds in at most `frames` scans, spread over all there are."""
     from ..segment import Segmenter
 
     segment = Segmenter()
-    cases = []
-    for scan in scans_with_rings(scans, frames):
-        _, instance = segment(scan.points)
-        rays = metrics.MeasuredRays(scan.points)
-        for j in range(1, instance.max(initial=0) + 1):
-            index = np.flatnonzero(instance == j)
-            if not points[0] <= len(index) <= points[1]:
-                continue
-            cloud, ring = scan.points[index], scan.ring[index]
-            surface = roughness(cloud, ring) < SURFACE_ROUGHNESS
-            case = ring_case(cloud, ring, surface, frame=scan.name, cluster=j, rays=rays)
-            cases += [case] if case and case.range < max_range else []
-    if not cases:
-        raise ValueError(f"{scans}: no object of {points[0]} points within {max_range:g} m found")
-    return cases
+    limits = (points, max_range, stride)
+    found = (cases_of(scan, segment, *limits) for scan in scans_with_rings(scans, frames))
+    return _some([case for some in found for case in some], scans, points, max_range)
 
 
 def simulated_cases(
@@ -182,31 +227,49 @@ def simulated_cases(
     meshes: str | Path | None = None,
     points: Sequence[int] = SCORED_POINTS,
     max_range: float = 45.0,
+    stride: int = 2,
+    bias: float = 0.0,
 ) -> list[RingCase]:
-    """Objects of simulated streets, one street a frame, whose true surface is known."""
+    """Objects of simulated streets, one street a frame, whose true surface is known.
+
+    With a `bias` each laser is off, in range by about so many metres, and starts elsewhere."""
     from .. import simulate
 
     device = simulate.Sensor.named(sensor)
+    if bias:
+        device = device.jittered(seed, metres=bias, lift=0.25)
     cases = []
     for frame in range(frames):
         scene = simulate.street(seed + frame, meshes)
         turn = simulate.scan(scene, device, seed=seed + frame)
-        rays = metrics.MeasuredRays(turn.points)
+        kept, row = keep_rings(turn.points, turn.ring, stride)
         for instance, placed in enumerate(scene.objects, start=1):
             index = np.flatnonzero(turn.instance == instance)
             large = placed.name == "building"  # larger than any cluster
             if large or not points[0] <= len(index) <= points[1]:
                 continue
             case = ring_case(
+                kept,
+                row[index],
                 turn.points[index],
                 turn.ring[index],
+                stride,
                 surface=placed.name not in ("bush", "tree"),
                 frame=f"{frame:010d}",
                 cluster=instance,
-                rays=rays,
                 truth=_distance_to(placed.world, (0, 0, device.height)),
             )
             cases += [case] if case and case.range < max_range else []
+    return _some(cases, f"{frames} simulated scans", points, max_range)
+
+
+def _some(cases: list[RingCase], where, points: Sequence[int], max_range: float) -> list[RingCase]:
+    """The cases, or a ValueError where there is none to score."""
+    if not cases:
+        raise ValueError(
+            f"{where}: no object of {points[0]} points within {max_range:g} m has enough of them "
+            "on the rings given and on those held out; try --points 8 1000000 or a smaller --stride"
+        )
     return cases
 
 
@@ -220,36 +283,71 @@ def _distance_to(mesh, origin: Sequence[float]) -> Callable[[np.ndarray], np.nda
     return lambda points: metrics.distance_to_mesh(points, scene)
 
 
-def upsample_rings(up: Upsampler, cases: list[RingCase]) -> list[np.ndarray]:
+def calibrate_frames(
+    cases: list[RingCase], scans: str | Path | None = None
+) -> dict[str, Calibration]:
+    """Range biases for each frame, from the kept rings of all other scans; where no folder or bag
+    of scans is given, of the other cases' scans."""
+    from ..data import open_scans
+
+    if scans is None:
+        others = {case.frame: (case.scan.points, case.scan.ring) for case in cases}
+    else:
+        stride, others = cases[0].stride, {}
+        for scan in open_scans(scans):
+            kept = scan.ring % stride == 0
+            others[scan.name] = scan.points[kept], scan.ring[kept]
+    found = {case.frame: Calibration(ALL_SCANS) for case in cases}
+    for frame, calibration in found.items():
+        for name, (points, ring) in others.items():
+            if name != frame:
+                calibration.update(points, ring)
+    return found
+
+
+def upsample_rings(
+    up: Upsampler, cases: list[RingCase], calibrations: dict[str, Calibration] | None = None
+) -> list[np.ndarray]:
     """The model's output for each case: measured points first, as many as the sensor saw.
 
-    The objects of a scan go together, as in a node.
+    The objects of a scan go together, as in a node; calibrations are by frame.
     """
     results: list[np.ndarray | None] = [None] * len(cases)
     for frame in dict.fromkeys(case.frame for case in cases):
         index = [i for i, case in enumerate(cases) if case.frame == frame]
-        clouds, ratios = [cases[i].points for i in index], [cases[i].ratio for i in index]
-        dense = up.upsample_many(clouds, ratios, keep_measured=True, origin=np.zeros(3))
-        for i, result in zip(index, dense, strict=True):
-            results[i] = result
+        scan = cases[index[0]].scan
+        instance = np.zeros(len(scan.points), np.int64)
+        for number, i in enumerate(index, start=1):
+            instance[cases[i].rows] = number
+        counts = [len(cases[i].full) for i in index]
+        bias = calibrations[frame].of_points(scan.ring) if calibrations else None
+        seen = ObjectScan(scan.points, instance, scan.ring, scan.height, bias=bias)
+        for i, result in zip(index, up.upsample_scan(seen, counts), strict=True):
+            results[i] = result.points
     return results
 
 
 RING_BASELINES: dict[str, Callable[[RingCase], np.ndarray]] = {
     "nothing": lambda case: baselines.nothing(case.points),
-    "range-interpolation": lambda case: baselines.range_interpolation(case.points, case.ring),
+    "range-interpolation": lambda case: baselines.range_interpolation(
+        case.points, case.ring, case.stride
+    ),
     "midpoint": lambda case: baselines.midpoint(case.points, len(case.full)),
 }
 
 
 def evaluate_rings(
-    cases: list[RingCase], up: Upsampler | None = None, name: str = "model"
+    cases: list[RingCase],
+    up: Upsampler | None = None,
+    name: str = "model",
+    calibrations: dict[str, Calibration] | None = None,
 ) -> list[Row]:
     """One row for each method and group of cases: baselines, `name`, and the sensor itself."""
     tables = {title: score_rings(cases, method) for title, method in RING_BASELINES.items()}
-    if up:
-        pairs = zip(cases, upsample_rings(up, cases), strict=True)
-        tables[name] = mean_rings(cases, [score_ring(case, out) for case, out in pairs])
+    ways = {name: None} | ({f"{name}, calibrated": calibrations} if calibrations else {})
+    for title, biases in ways.items() if up else ():
+        pairs = zip(cases, upsample_rings(up, cases, biases), strict=True)
+        tables[title] = mean_rings(cases, [score_ring(case, out) for case, out in pairs])
     tables["all rings"] = score_rings(cases, lambda case: case.full)  # what no method can beat
     groups = tables["nothing"]
     return [

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..files import written_whole
+
 Scores = dict[str, dict[str, float]]  # {group of cases: {score: mean over the cases}}
 Row = dict[str, Any]  # one line of a table
 
@@ -90,9 +92,10 @@ def write_rows(path: str | Path, rows: list[Row]) -> None:
     path = Path(path)
     if path.suffix == ".json":
         clean = [{k: None if v != v else v for k, v in row.items()} for row in rows]  # NaN
-        path.write_text(json.dumps(clean, indent=1) + "\n")
+        with written_whole(path) as place:
+            place.write_text(json.dumps(clean, indent=1) + "\n")
     elif path.suffix == ".csv":
-        with path.open("w", newline="") as file:
+        with written_whole(path) as place, place.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]) if rows else [])
             writer.writeheader()
             writer.writerows(rows)

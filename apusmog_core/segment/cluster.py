@@ -10,49 +10,112 @@ import numpy as np
 from ..compute import machine_code
 from ..config import ClusterConfig
 from ..sensor.neighbours import fill
+from .sets import find_root, number_sets
+from .view import View
 
 STANDING_CELL = 0.5  # metres
+STANDING_HEIGHT = 0.25  # metres above the ground that something near a point must reach
+TOLERANCES = (1.0, 0.5)  # shares of the tolerance, one after the other for what is too large
 MOST_CELLS = 1000  # to each side, for small tolerances in a wide scan
 BAND = 10.0  # metres of range that share one tolerance, where it grows with range
 SCATTER = 0x9E3779B97F4A7C15 - (1 << 64)  # odd and irregular: sends like keys to unlike places
 BANDS = 64  # beyond the last the voxels do not grow any more
 
 
-def find_instances(points: np.ndarray, config: ClusterConfig) -> np.ndarray:
-    """Instances of level points without ground: (n,) int32, 1.. from near to far, 0 for none."""
+def find_instances(
+    points: np.ndarray, config: ClusterConfig, view: View | None = None
+) -> np.ndarray:
+    """Instances of level points without ground: (n,) int32, 1.. from near to far, 0 for none.
+
+    With the sensor's `view` they follow its rings: see `view.py`.
+    """
     labels = np.zeros(len(points), np.int32)
-    standing = np.flatnonzero(where_something_stands(points, config.min_height))
+    if view is None:
+        stands = where_something_stands(points, config.min_height)
+    else:
+        stands = where_something_stands(points, STANDING_HEIGHT, view.height)
+    standing = np.flatnonzero(stands)
     if len(standing) == 0:
         return labels
-    points = points[standing]
-    pieces = list(_within_limits(points, components(points, config), config))
-    distance = ranges(points)
-    pieces.sort(key=lambda piece: distance[piece].min())
-    for number, piece in enumerate(pieces, start=1):
-        labels[standing[piece]] = number
+    points = points.take(standing, axis=0)
+    pieces = list(_pieces(points, config, view and view.of(standing)))
+    if pieces:
+        sizes, members = np.array([len(piece) for piece in pieces]), np.concatenate(pieces)
+        nearest = np.minimum.reduceat(ranges(points[members]), np.cumsum(sizes) - sizes)
+        rank = np.empty(len(pieces), np.int32)
+        rank[np.argsort(nearest, kind="stable")] = np.arange(1, len(pieces) + 1)
+        labels[standing[members]] = np.repeat(rank, sizes)
     return labels
 
 
-def where_something_stands(points: np.ndarray, height: float) -> np.ndarray:
-    """Which points have something of this height around them: (n,) bool.
+def _pieces(points: np.ndarray, config: ClusterConfig, view: View | None) -> Iterator[np.ndarray]:
+    """Point indices of each instance.
 
-    The rest is missed ground, which would glue one object to the next.
+    A component that exceeds the limits, such as a car beside a hedge, is tried again with smaller
+    tolerances; what is left of it is passed over or split.
     """
-    if len(points) == 0:
-        return np.zeros(0, bool)
-    return _standing(points, points[:, 0].min(), points[:, 1].min(), height)
+    waiting = np.arange(len(points))
+    for share in TOLERANCES:
+        part, seen = points, view
+        if len(waiting) < len(points):
+            part, seen = points.take(waiting, axis=0), view and view.of(waiting)
+        component = components(part, config, share, seen)
+        start, order = fill(component, int(component.max()) + 1)
+        count = np.diff(start)
+        low, high = _extents(part, component, len(count))
+        large = _parts((high - low).T, count, config).max(axis=0) > 1
+        if seen is None:
+            enough = (count >= config.min_points) & (high[:, 2] - low[:, 2] >= config.min_height)
+        else:
+            enough = seen.look_like_objects(component, count, low, high, config)
+        for number in np.flatnonzero(enough & ~large):
+            yield waiting[order[start[number] : start[number + 1]]]
+        if config.large == "split" or not large.any():
+            break
+        waiting = waiting[large[component]]
+    if config.large == "split":
+        for number in np.flatnonzero(large):
+            piece = waiting[order[start[number] : start[number + 1]]]
+            for within in _split(np.ascontiguousarray(points[piece].T), config):
+                yield piece[within]
 
 
 @machine_code
-def _standing(points, left, low, height):
+def _extents(points, component, count):
+    """Lowest and highest coordinates (count, 3) of each component."""
+    low = np.full((count, 3), np.inf, np.float32)
+    high = np.full((count, 3), -np.inf, np.float32)
+    for i in range(len(points)):
+        for axis in range(3):
+            c, value = component[i], np.float32(points[i, axis])
+            low[c, axis], high[c, axis] = min(low[c, axis], value), max(high[c, axis], value)
+    return low, high
+
+
+def where_something_stands(
+    points: np.ndarray, height: float, above: np.ndarray | None = None
+) -> np.ndarray:
+    """Which points have something of this height around them: (n,) bool.
+
+    The rest is missed ground, which would glue one object to the next. Height counts from the
+    lowest point around, or from the ground where it is known how far (n,) they are above it.
+    """
+    if len(points) == 0:
+        return np.zeros(0, bool)
+    z, floor = (points[:, 2], np.inf) if above is None else (above, 0.0)
+    return _standing(points, z, points[:, 0].min(), points[:, 1].min(), height, floor)
+
+
+@machine_code
+def _standing(points, z, left, low, height, floor):
     columns = int((points[:, 0].max() - left) / STANDING_CELL) + 3  # a border of empty cells
     rows = int((points[:, 1].max() - low) / STANDING_CELL) + 3
     top = np.full((columns, rows), -np.inf, np.float32)
-    bottom = np.full((columns, rows), np.inf, np.float32)
+    bottom = np.full((columns, rows), floor, np.float32)
     for i in range(len(points)):
         x = int((points[i, 0] - left) / STANDING_CELL) + 1
         y = int((points[i, 1] - low) / STANDING_CELL) + 1
-        top[x, y], bottom[x, y] = max(top[x, y], points[i, 2]), min(bottom[x, y], points[i, 2])
+        top[x, y], bottom[x, y] = max(top[x, y], z[i]), min(bottom[x, y], z[i])
     tall = np.zeros((columns, rows), np.bool_)
     for x in range(1, columns - 1):
         for y in range(1, rows - 1):
@@ -69,16 +132,22 @@ def _standing(points, left, low, height):
     return stands
 
 
-def components(points: np.ndarray, config: ClusterConfig) -> np.ndarray:
-    """Component number (n,) of points (n, 3): chains of neighbours within the tolerance.
+def components(
+    points: np.ndarray, config: ClusterConfig, share: float = 1.0, view: View | None = None
+) -> np.ndarray:
+    """Component number (n,) of points (n, 3): chains of neighbours within a share of the tolerance.
 
     Points that share a voxel count as one, at their mean; a voxel's diagonal is the tolerance.
     """
-    key = _voxels(points, config.tolerance, config.adaptive)
+    tolerance, adaptive = share * config.tolerance, share * config.adaptive
+    if view is not None:
+        adaptive = max(adaptive, view.least_adaptive)
+    key = _voxels(points, tolerance, adaptive)
     inverse = _number(key)
     count = np.bincount(inverse)
     centres = np.stack([np.bincount(inverse, column) / count for column in points.T], axis=1)
-    return _connect(centres, config.tolerance, config.adaptive)[inverse]
+    component = _connect(centres, tolerance, adaptive)[inverse]
+    return component if view is None else view.join(points, component, tolerance, adaptive, share)
 
 
 @machine_code
@@ -151,43 +220,10 @@ def _connect(centres, tolerance, adaptive):
                 limit = min(allowed[i], allowed[j]) ** 2
                 u, v = centres[i, 0] - centres[j, 0], centres[i, 1] - centres[j, 1]
                 if u * u + v * v + (centres[i, 2] - centres[j, 2]) ** 2 <= limit:
-                    parent[_root(parent, i)] = _root(parent, j)
-    component, number, count = np.empty_like(parent), np.full(len(parent), -1), 0
-    for i in range(len(parent)):
-        root = _root(parent, i)
-        if number[root] < 0:
-            number[root], count = count, count + 1
-        component[order[i]] = number[root]
+                    parent[find_root(parent, i)] = find_root(parent, j)
+    component = np.empty_like(parent)
+    component[order] = number_sets(parent)
     return component
-
-
-@machine_code
-def _root(parent, i):
-    while parent[i] != i:
-        parent[i] = parent[parent[i]]
-        i = parent[i]
-    return i
-
-
-def _within_limits(
-    points: np.ndarray, component: np.ndarray, config: ClusterConfig
-) -> Iterator[np.ndarray]:
-    """Point indices of each component that keeps the limits; large ones in parts, or left out."""
-    order = np.argsort(component, kind="stable")
-    count = np.bincount(component)
-    start = np.cumsum(count) - count
-    columns = np.ascontiguousarray(points[order].T)  # (3, n), component after component
-    low = np.minimum.reduceat(columns, start, axis=1)
-    extent = np.maximum.reduceat(columns, start, axis=1) - low  # (3, components)
-    large = _parts(extent, count, config).max(axis=0) > 1
-    enough = (count >= config.min_points) & (extent[2] >= config.min_height)
-    for number in np.flatnonzero(enough):
-        piece = slice(start[number], start[number] + count[number])
-        if not large[number]:
-            yield order[piece]
-        elif config.large == "split":
-            for part in _split(columns[:, piece], config):
-                yield order[piece][part]
 
 
 def _split(columns: np.ndarray, config: ClusterConfig) -> Iterator[np.ndarray]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which points are ground: Patchwork++ where installed, a grid of lowest points otherwise."""
+"""Which points are ground: by the terrain where the sensor's rings are known; otherwise Patchwork++
+where installed, else a grid of lowest points."""
 
 from __future__ import annotations
 
@@ -7,49 +8,78 @@ import importlib.util
 import threading
 
 import numpy as np
-from scipy.spatial.transform import Rotation
 
 from ..compute import machine_code, silenced
 from ..config import GroundConfig
+from .mounting import Mounting, MountingEstimate
+from .rings import Rings
+from .terrain import height_above_ground
 
 PLENTY, ENOUGH = 35.0, 20_000  # metres to all sides within which so many points tell of the others
 PLENTY_CELL, LITTLE = 1.0, 0.03  # metres: cells of ground there, and how rough it is
 UNKNOWN = 2.7  # metres within which Patchwork++ does not look
+MOVED = 0.1  # metres of sensor height after which Patchwork++ starts anew
 STEEPEST = 0.05  # rise per metre that the grid method takes for ground without seeing it
 MOST_CELLS = 4096  # on a side: small cells of a wide scan would take gigabytes
 REACH = 8.0  # metres that the grid method looks under objects for ground at their side
 
 
 class Ground:
-    """Finds ground in level points: `Ground(config)(points)` -> (n,) bool.
+    """Finds ground in one stream of scans, and how the sensor is mounted above it.
 
-    Patchwork++ learns the terrain from scan to scan, so one object serves one stream of scans; it
-    may be called from several threads, one waits for the other. `grid` has no memory.
+    Patchwork++ learns the terrain from scan to scan; it may be called from several threads, one
+    waits for the other. The other methods have no memory but the mounting.
     """
 
     def __init__(self, config: GroundConfig):
         self.config = config
         self.method = _available(config.method)
+        self._estimate = MountingEstimate(config)
         self._lock = threading.Lock()
-        self._patchwork = _patchwork(config) if self.method == "patchwork" else None
+        self._patchwork = None
+        self._patchwork_height = 0.0
+
+    @property
+    def mounting(self) -> Mounting:
+        """How the sensor is mounted, as set or as learned so far."""
+        return self._estimate.mounting
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
-        """Which of the level points (n, 3) are ground: (n,) bool."""
-        if self.method == "none" or len(points) == 0:
-            return np.zeros(len(points), bool)
-        if self.method == "grid":
-            return grid_ground(points, self.config)
-        return self._call_patchwork(points)
+        """Which of the points (n, 3), in the sensor's frame, are ground: (n,) bool."""
+        return self.find(points)[1]
 
-    def _call_patchwork(self, points: np.ndarray) -> np.ndarray:
+    def find(
+        self,
+        points: np.ndarray,
+        rings: Rings | None = None,
+        distance: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Points (n, 3) turned upright, which of them are ground, and their height above it.
+
+        The height (n,) is None unless the method is `auto` and the points have rings; these need
+        the distances (n,) from the sensor as well.
+        """
+        if self.method == "none" or len(points) == 0:
+            return points, np.zeros(len(points), bool), None
+        mounting = self._estimate(points)
+        upright = mounting.level(points)
+        if self.config.method == "auto" and rings is not None:
+            height = height_above_ground(upright, rings, distance, mounting.height)
+            return upright, height < self.config.thickness, height
+        if self.method == "grid":
+            return upright, grid_ground(upright, self.config, mounting.height), None
+        return upright, self._call_patchwork(upright, mounting.height), None
+
+    def _call_patchwork(self, points: np.ndarray, sensor_height: float) -> np.ndarray:
         asked = _thinned(points)
         told = np.zeros(len(asked), bool)
         with self._lock:
+            if abs(sensor_height - self._patchwork_height) > MOVED:
+                self._patchwork = _patchwork(sensor_height)
+                self._patchwork_height = sensor_height
             self._patchwork.estimateGround(points[asked])
             told[self._patchwork.getGroundIndices().ravel()] = True
-        return _by_their_cells(
-            points, asked, told, self.config.thickness - self.config.sensor_height
-        )
+        return _by_their_cells(points, asked, told, self.config.thickness - sensor_height)
 
 
 @machine_code
@@ -100,15 +130,7 @@ def _by_their_cells(points, asked, told, level):
     return ground
 
 
-def level(points: np.ndarray, config: GroundConfig) -> np.ndarray:
-    """Points (n, 3) turned so that z is up, undoing the sensor's mounting roll and pitch."""
-    if config.roll == config.pitch == 0.0:
-        return points
-    turn = Rotation.from_euler("xy", (config.roll, config.pitch), degrees=True)
-    return points @ turn.as_matrix().T.astype(np.float32)
-
-
-def grid_ground(points: np.ndarray, config: GroundConfig) -> np.ndarray:
+def grid_ground(points: np.ndarray, config: GroundConfig, sensor_height: float) -> np.ndarray:
     """Points within `thickness` of the lowest surface that is nowhere steeper than STEEPEST."""
     side = max(config.cell, float(np.ptp(points[:, :2], axis=0).max()) / MOST_CELLS)
     cell = np.floor(points[:, :2] / side).astype(np.int64)
@@ -118,7 +140,7 @@ def grid_ground(points: np.ndarray, config: GroundConfig) -> np.ndarray:
 
     z = points[:, 2]
     slack = STEEPEST * np.hypot(points[:, 0], points[:, 1]) + 0.5
-    plausible = np.abs(z + config.sensor_height) < slack  # not a treetop, not a reflection below
+    plausible = np.abs(z + sensor_height) < slack  # not a treetop, not a reflection below
     lowest = np.full(shape, np.inf, np.float32)
     np.minimum.at(lowest.reshape(-1), flat[plausible], z[plausible])
 
@@ -141,11 +163,11 @@ def _available(method: str) -> str:
     return ("patchwork" if installed else "grid") if method == "auto" else method
 
 
-def _patchwork(config: GroundConfig):
+def _patchwork(sensor_height: float):
     import pypatchworkpp
 
     parameters = pypatchworkpp.Parameters()
-    parameters.sensor_height = config.sensor_height
+    parameters.sensor_height = sensor_height
     parameters.enable_RNR = False  # its reflection filter needs intensities on KITTI's scale
     with silenced():
         return pypatchworkpp.patchworkpp(parameters)

@@ -8,14 +8,13 @@ instruction serves the same channel of several anchors; weights are padded to su
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from ..compute import machine_code
-from ..model.network import ApuSmog, Decoded, Encoded
 from ..model.smog import INITIAL_SPREAD
 from .kernels import (
     LANES,
@@ -33,6 +32,7 @@ from .kernels import (
     tangent,
     weighted,
 )
+from .network import LARGEST_SHIFT, LOG_SCALE, RAY_REACH, RayNetwork
 
 
 class Linear(NamedTuple):
@@ -41,13 +41,16 @@ class Linear(NamedTuple):
 
 
 class EncoderWeights(NamedTuple):
-    """Eq. (1), where a point knows its neighbours by position alone, and what it then tells."""
+    """The view around a point, the whole object, eq. (1), and what a point tells rays."""
 
-    query: Linear  # beta - psi
+    embed: tuple[Linear, Linear]
+    whole: Linear
+    query: Linear  # beta
+    key: Linear  # psi
     value: Linear  # alpha
     position: tuple[Linear, Linear]  # eta
     gamma: tuple[Linear, Linear]
-    told: Linear
+    token: Linear
 
 
 class LayerWeights(NamedTuple):
@@ -62,66 +65,64 @@ class DecoderWeights(NamedTuple):
     layers: tuple[LayerWeights, ...]
     query: Linear  # of the pointing head, with the norm before it and the scale
     offset: Linear
-    sharpness: float
+    sharpness: np.ndarray  # (2,)
 
 
-def supports(network: ApuSmog) -> bool:
-    """Whether the machine code knows all that a network has."""
+class CompiledRays(NamedTuple):
+    """What the decoder needs to know of the measured points; see `EncodedRays`."""
+
+    neighbours: np.ndarray  # (N, k)
+    offsets: np.ndarray  # (N, k, 4), last how the position codes see the depth
+    features: np.ndarray  # (N, D)
+    tokens: np.ndarray  # (N, D)
+    components: np.ndarray  # (N, 6)
+
+
+def supports(network: RayNetwork) -> bool:
+    """Whether the machine code can do all that a network does."""
     config = network.config
-    switches = config.query_self_attention or config.encoder_layers or config.covariance != "tanh"
-    uneven = config.width % 4 or config.decoder_hidden % 4
-    return config.domain == "sensor" and not switches and not uneven
+    plain = config.covariance == "tanh" and config.encoder_layers == 0
+    sizes = (config.width, config.encoder_hidden, config.decoder_hidden)
+    return plain and not config.query_self_attention and all(size % 4 == 0 for size in sizes)
 
 
-class CompiledApuSmog:
-    """Stands in for an `ApuSmog` on the sensor's sphere where nothing is to be learned."""
+class CompiledRayNetwork:
+    """Stands in for a `RayNetwork` where nothing is to be learned: arrays in, arrays out."""
 
-    def __init__(self, network: ApuSmog):
+    def __init__(self, network: RayNetwork):
         if not supports(network):
-            raise ValueError("not a network of the sensor's domain as `supports` asks for")
-        self.network = network
+            raise ValueError("this network has parts that the machine code does not know")
+        self.width, self.learned = network.config.width, network.config.learned_weights
         self._encoder, self._decoder = encoder_weights(network), decoder_weights(network)
         self._mixture = pack_mlp(network.mixture_head.xi)
 
-    def encode(self, points: Tensor, neighbours: Tensor, context: Tensor, chunk: int = 0):
-        """As `ApuSmog.encode`, for one patch: points (1, N, 3), neighbours (1, N, k)."""
-        flat = points[0].numpy()
-        offsets = relative(flat, neighbours[0].numpy())
-        width = self.network.config.width
-        features, told = (np.empty((len(flat), width), np.float32) for _ in range(2))
-        _encode(self._encoder, offsets, context[0].numpy(), features, told)
-        features, told, offsets = (torch.from_numpy(a)[None] for a in (features, told, offsets))
-        return Encoded(points, None, neighbours, offsets, features, features, told)
+    def encode(
+        self, offsets: np.ndarray, neighbours: np.ndarray, context: np.ndarray, cloud: np.ndarray
+    ) -> CompiledRays:
+        """As `RayNetwork.encode`."""
+        seen = with_seen_depth(offsets)
+        features, tokens = _encode(self._encoder, self.width, seen, neighbours, context, cloud)
+        spread = INITIAL_SPREAD["sensor"]
+        components = _components(self._mixture, features, spread, self.learned)
+        return CompiledRays(neighbours, seen, features, tokens, components)
 
-    def components(self, encoded: Encoded) -> Tensor:
-        """As `ApuSmog.components`."""
-        table = _components(self._mixture, encoded.features[0].numpy(), INITIAL_SPREAD["sensor"])
-        if self.network.config.learned_weights:
-            weight = table[:, 6]
-            table[:, 5] += weight - np.logaddexp.reduce(weight) + np.log(len(weight))
-        return torch.from_numpy(table[:, :6])[None]
-
-    def decode_at(self, encoded: Encoded, samples: Tensor, anchors: Tensor, chunk: int = 0):
-        """As `ApuSmog.decode_at`, for one patch: samples (1, K, s, 2) of anchors (K,)."""
-        names = ("points", "offsets", "neighbours", "memory", "told")
-        given = [getattr(encoded, name)[0].numpy() for name in names]
-        rays, chosen = samples[0].numpy(), anchors.numpy()
-        coarse = np.empty((*rays.shape[:2], 3), np.float32)
-        log_scale, hit = np.empty(rays.shape[:2], np.float32), np.empty(rays.shape[:2], np.float32)
-        _decode(self._decoder, *given, rays, chosen, coarse, log_scale, hit)
-        coarse, log_scale, hit = (torch.from_numpy(a) for a in (coarse, log_scale, hit))
-        coarse = coarse.flatten(0, 1)[None]
-        return Decoded(coarse, coarse, log_scale.flatten()[None], hit.flatten()[None])
+    def decode(
+        self, encoded: CompiledRays, rays: np.ndarray, anchors: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Depth, ln(expected error) and intensity (A, s), as `RayNetwork.decode` gives them."""
+        return _decode(self._decoder, *encoded, rays, anchors)
 
 
 # --- weights -------------------------------------------------------------------------------------
 
 
-def encoder_weights(network: ApuSmog) -> EncoderWeights:
+def encoder_weights(network: RayNetwork) -> EncoderWeights:
     layer = network.extract
-    query = pack(layer.beta.weight - layer.psi.weight, layer.beta.bias - layer.psi.bias)
     return EncoderWeights(
-        query,
+        pack_mlp(network.embed),
+        pack_linear(network.whole),
+        pack_linear(layer.beta),
+        pack_linear(layer.psi),
         pack_linear(layer.alpha),
         pack_mlp(layer.eta),
         pack_mlp(layer.gamma),
@@ -129,7 +130,7 @@ def encoder_weights(network: ApuSmog) -> EncoderWeights:
     )
 
 
-def decoder_weights(network: ApuSmog) -> DecoderWeights:
+def decoder_weights(network: RayNetwork) -> DecoderWeights:
     head = network.head
     return DecoderWeights(
         pack_mlp(network.tokens.position),
@@ -137,7 +138,7 @@ def decoder_weights(network: ApuSmog) -> DecoderWeights:
         tuple(layer_weights(layer) for layer in network.decoder),
         pack_linear(head.query, network.norm, head.scale),
         pack_linear(head.offset, network.norm),
-        float(network.prior_sharpness.abs()),
+        network.sharpness.detach().abs().numpy(),
     )
 
 
@@ -170,18 +171,16 @@ def pack(weight: Tensor, bias: Tensor) -> Linear:
 
 
 @machine_code
-def relative(points, neighbours):
-    """p_j - p_i (N, k, 4), and last how the position codes see the depth: edges are many steps."""
-    count, k = neighbours.shape
-    offsets = np.empty((count, k, 4), np.float32)
+def with_seen_depth(offsets):
+    """Offsets (N, k, 4), and last how the position codes see the depth: edges are many steps."""
+    count, k, _ = offsets.shape
+    result = np.empty((count, k, 4), np.float32)
     for i in range(count):
         for j in range(k):
             for c in range(3):
-                offsets[i, j, c] = points[neighbours[i, j], c] - points[i, c]
-    for i in range(count):
-        for j in range(k):
-            offsets[i, j, 3] = inverse_sinh(offsets[i, j, 2])
-    return offsets
+                result[i, j, c] = offsets[i, j, c]
+            result[i, j, 3] = inverse_sinh(offsets[i, j, 2])
+    return result
 
 
 @machine_code
@@ -199,99 +198,132 @@ def look(offsets, row, j, lane, seen):
 
 
 @machine_code
-def _encode(weights, offsets, context, features, told):
-    """offsets (N, k, 4), context (N, 2) -> features and told (N, D): the point transformer."""
-    count, k = offsets.shape[:2]
-    width = features.shape[1]
-    seen, own, hidden = block(4), block(4), block(weights.gamma[0].weight.shape[0])
-    x, query, value = block(width), block(width), block(width)
-    result, spread = block(width), block(width)
+def load(rows, start, x):
+    """Rows (N, C) from `start` on into a block."""
+    for lane in range(LANES):
+        row = lane_of(start, lane, len(rows))
+        for c in range(rows.shape[1]):
+            x[c, lane] = rows[row, c]
+
+
+@machine_code
+def store(x, start, rows):
+    """A block into rows (N, C) from `start` on."""
+    for lane in range(min(LANES, len(rows) - start)):
+        for c in range(rows.shape[1]):
+            rows[start + lane, c] = x[c, lane]
+
+
+@machine_code
+def _embed(weights, width, context, cloud):
+    """What each point sees around it and of its whole object: (N, D)."""
+    count = len(context)
+    x = np.empty((count, width), np.float32)
+    inputs, hidden, y = block(weights.embed[0].weight.shape[1]), block(64), block(width)
+    for start in range(0, count, LANES):
+        load(context, start, inputs)
+        perceptron(weights.embed, inputs, hidden, y)
+        store(y, start, x)
+    whole = np.zeros((cloud[-1] + 1, width), np.float32)  # greatest of each channel, or zero
+    for i in range(count):
+        for c in range(width):
+            whole[cloud[i], c] = max(whole[cloud[i], c], x[i, c])
+    told = np.empty_like(whole)
+    for start in range(0, len(whole), LANES):
+        load(whole, start, hidden)
+        linear(weights.whole, hidden[:width], y)
+        store(y, start, told)
+    for i in range(count):
+        for c in range(width):
+            x[i, c] += told[cloud[i], c]
+    return x
+
+
+@machine_code
+def _encode(weights, width, offsets, neighbours, context, cloud):
+    """offsets (N, k, 4), neighbours (N, k), context (N, C), cloud (N,) -> features, tokens."""
+    count, k = neighbours.shape
+    inputs = _embed(weights, width, context, cloud)
+    features, tokens = np.empty_like(inputs), np.empty_like(inputs)
+    keys, values = np.empty_like(inputs), np.empty_like(inputs)
+    x, y, query, seen = block(width), block(width), block(width), block(4)
+    hidden = block(max(weights.gamma[0].weight.shape[0], weights.position[0].weight.shape[0]))
+    for start in range(0, count, LANES):
+        load(inputs, start, x)
+        linear(weights.key, x, y)
+        store(y, start, keys)
+        linear(weights.value, x, y)
+        store(y, start, values)
     delta = np.empty((k, width, LANES), np.float32)
     gamma = np.empty((k, width, LANES), np.float32)
+    columns = width * LANES
     for start in range(0, count, LANES):
-        for lane in range(LANES):
-            row = lane_of(start, lane, count)
-            own[0, lane], own[1, lane] = context[row, 0], context[row, 1]
-        linear(weights.query, own, query)
-        linear(weights.value, own, value)
+        load(inputs, start, x)
+        linear(weights.query, x, query)
         for j in range(k):
             for lane in range(LANES):
                 look(offsets, lane_of(start, lane, count), j, lane, seen)
             perceptron(weights.position, seen, hidden, delta[j])
-            for c in range(width):
-                for lane in range(LANES):
-                    x[c, lane] = delta[j, c, lane] + query[c, lane]
+            for lane in range(LANES):
+                other = neighbours[lane_of(start, lane, count), j]
+                for c in range(width):
+                    x[c, lane] = delta[j, c, lane] + (query[c, lane] - keys[other, c])
+                    delta[j, c, lane] += values[other, c]
             perceptron(weights.gamma, x, hidden, gamma[j])
-        columns = width * LANES
-        attend(gamma.reshape(k, columns), delta.reshape(k, columns), result.reshape(columns))
-        add(result, value)  # the weights sum to one
-        linear(weights.told, result, spread)
-        for lane in range(min(LANES, count - start)):
-            for c in range(width):
-                features[start + lane, c] = result[c, lane]
-                told[start + lane, c] = spread[c, lane]
+        attend(gamma.reshape(k, columns), delta.reshape(k, columns), y.reshape(columns))
+        store(y, start, features)
+        linear(weights.token, y, x)
+        store(x, start, tokens)
+    return features, tokens
 
 
 @machine_code
-def _components(weights, features, spread):
-    """features (N, D) -> (N, 7): eq. (3) as in `Mixture.table`, and the weight before its softmax.
-
-    The sixth column is ln N_i at the mean, without the weight.
-    """
+def _components(weights, features, spread, learned):
+    """features (N, D) -> (N, 6): eq. (3): mean, 1 / first, low, 1 / second, ln(w_i N_i(mean))."""
     count, width = features.shape
     x, hidden, raw = block(width), block(weights[0].weight.shape[0]), block(6)
-    sigma, spread = block(4), np.float32(spread)
-    peak = -np.log(2 * np.pi * spread * spread)
-    table = np.empty((count, 7), np.float32)
+    table = np.empty((count, 6), np.float32)
     for start in range(0, count, LANES):
-        for lane in range(LANES):
-            for c in range(width):
-                x[c, lane] = features[lane_of(start, lane, count), c]
+        load(features, start, x)
         perceptron(weights, x, hidden, raw)
-        for c in (0, 1, 4):
-            for lane in range(LANES):
-                raw[c, lane] = tangent(raw[c, lane])
-        for c in (2, 3):
-            for lane in range(LANES):
-                raw[c, lane] = min(max(raw[c, lane], np.float32(-6)), np.float32(2))
-                sigma[c, lane] = spread * exponential(raw[c, lane])
         for lane in range(min(LANES, count - start)):
             row = table[start + lane]
-            correlation = np.float32(0.999) * raw[4, lane]
-            rest = 1 - correlation * correlation
-            row[0], row[1], row[2] = raw[0, lane], raw[1, lane], sigma[2, lane]
-            row[3], row[4] = correlation * sigma[3, lane], np.sqrt(rest) * sigma[3, lane]
-            row[5] = peak - raw[2, lane] - raw[3, lane] - 0.5 * np.log(rest)
-            row[6] = raw[5, lane]
+            row[0], row[1] = tangent(raw[0, lane]), tangent(raw[1, lane])
+            first = spread * math.exp(min(max(raw[2, lane], -6), 2))
+            second = spread * math.exp(min(max(raw[3, lane], -6), 2))
+            correlation = 0.999 * tangent(raw[4, lane])
+            low, last = correlation * second, math.sqrt(1 - correlation**2) * second
+            row[2], row[3], row[4] = 1 / first, low, 1 / last
+            row[5] = (raw[5, lane] if learned else 0.0) - math.log(2 * math.pi * first * last)
     return table
 
 
 @machine_code
-def hidden_size(weights):
+def _hidden_size(weights):
     feed = weights.layers[0].feed[0].weight.shape[0]
     return max(weights.position[0].weight.shape[0], feed)
 
 
 @machine_code
-def _decode(
-    weights, points, offsets, neighbours, memory, told, rays, anchors, coarse, log_scale, hit
-):
-    """rays (K, s, 2) of anchors (K,) -> coarse (K, s, 3), log_scale and hit (K, s).
-
-    points (N, 3), offsets (N, k, 4), neighbours (N, k), memory and told (N, D).
-    """
-    k, width = offsets.shape[1], memory.shape[1]
+def _decode(weights, neighbours, offsets, features, tokens_of, components, rays, anchors):
+    """rays (A, s, 2) of anchors (A,) -> depth, ln of its scale, and intensity (A, s)."""
+    k, width = offsets.shape[1], features.shape[1]
     count, per = rays.shape[:2]
-    seen, ray, near, raw = block(4), block(2), block(k), block(4)
+    depth, log_scale = np.empty((count, per), np.float32), np.empty((count, per), np.float32)
+    intensity = np.empty((count, per), np.float32)
+    seen, ray, near, raw = block(4), block(2), block(k), block(2)
     own, x, y, z = block(width), block(width), block(width), block(width)
-    code, hidden = block(weights.code.weight.shape[1]), block(hidden_size(weights))
+    code, hidden = block(weights.code.weight.shape[1]), block(_hidden_size(weights))
     away = np.empty((k, 3, LANES), np.float32)
     tokens = np.empty((k, width, LANES), np.float32)
+    mixture = np.empty((k, 6, LANES), np.float32)
+    expected = np.empty(LANES, np.float32)
+    along, up = weights.sharpness[0], weights.sharpness[1]
     for start in range(0, count, LANES):
         for lane in range(LANES):
             row = anchors[lane_of(start, lane, count)]
             for c in range(width):
-                own[c, lane] = memory[row, c]
+                own[c, lane] = features[row, c]
         for j in range(k):
             for lane in range(LANES):
                 row = anchors[lane_of(start, lane, count)]
@@ -300,14 +332,22 @@ def _decode(
                     away[j, c, lane] = offsets[row, j, c]
             perceptron(weights.position, seen, hidden, tokens[j])
             for lane in range(LANES):
-                other = neighbours[anchors[lane_of(start, lane, count)], j]
+                row = anchors[lane_of(start, lane, count)]
+                other = neighbours[row, j]
                 for c in range(width):
-                    tokens[j, c, lane] += told[other, c]
+                    tokens[j, c, lane] += tokens_of[other, c]
+                for c in range(6):
+                    mixture[j, c, lane] = components[other, c]
+                mixture[j, 0, lane] += away[j, 0, lane]
+                mixture[j, 1, lane] += away[j, 1, lane]
+                if j > 0 and other == row:  # a missing neighbour repeats the point itself
+                    mixture[j, 5, lane] = np.float32(-80)
         for q in range(per):
             for lane in range(LANES):
                 row = lane_of(start, lane, count)
                 ray[0, lane], ray[1, lane] = rays[row, q, 0], rays[row, q, 1]
-            fourier(ray, code)
+            _intensity(mixture, ray, expected)
+            fourier(ray, code, np.float32(1 / RAY_REACH))
             linear(weights.code, code, x)
             add(x, own)
             for layer in weights.layers:
@@ -324,23 +364,34 @@ def _decode(
                 add(x, z)
             normalise(x, y)
             linear(weights.query, y, z)
-            sharpness = np.float32(weights.sharpness)
             for j in range(k):
                 for lane in range(LANES):
                     u, v = away[j, 0, lane], away[j, 1, lane]
-                    across = ray[0, lane] * u + ray[1, lane] * v
-                    near[j, lane] = sharpness * (np.float32(2) * across - u * u - v * v)
+                    across = along * u * (np.float32(2) * ray[0, lane] - u)
+                    near[j, lane] = across + up * v * (np.float32(2) * ray[1, lane] - v)
             scores(z, tokens, near)
             softmax(near)
             linear(weights.offset, y, raw)
             for lane in range(LANES):
-                raw[0, lane] = np.float32(2) * tangent(raw[0, lane])
+                raw[0, lane] = np.float32(LARGEST_SHIFT) * tangent(raw[0, lane])
             for j in range(k):
                 for lane in range(LANES):
                     raw[0, lane] += near[j, lane] * away[j, 2, lane]
             for lane in range(min(LANES, count - start)):
-                row, at = start + lane, anchors[start + lane]
-                coarse[row, q, 0] = points[at, 0] + ray[0, lane]
-                coarse[row, q, 1] = points[at, 1] + ray[1, lane]
-                coarse[row, q, 2] = points[at, 2] + raw[0, lane]
-                log_scale[row, q], hit[row, q] = raw[1, lane], raw[2, lane]
+                depth[start + lane, q] = raw[0, lane]
+                log_scale[start + lane, q] = min(max(raw[1, lane], LOG_SCALE[0]), LOG_SCALE[1])
+                intensity[start + lane, q] = expected[lane]
+    return depth, log_scale, intensity
+
+
+@machine_code
+def _intensity(mixture, ray, expected):
+    """Sum of w_j N_j (eq. 2) at a ray (2, LANES) over components (k, 6, LANES) -> (LANES,)."""
+    expected[:] = 0
+    for j in range(mixture.shape[0]):
+        for lane in range(LANES):
+            u = (ray[0, lane] - mixture[j, 0, lane]) * mixture[j, 2, lane]
+            v = ray[1, lane] - mixture[j, 1, lane] - mixture[j, 3, lane] * u
+            v = v * mixture[j, 4, lane]
+            power = mixture[j, 5, lane] - np.float32(0.5) * (u * u + v * v)
+            expected[lane] += exponential(min(power, np.float32(3.4)))

@@ -1,103 +1,106 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects seen by a sensor grow on its grid of rays: the lattice of a denser one is asked."""
+"""Objects seen by a sensor grow along its rays: the lattice of a denser sensor is asked."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from ..compute import autocast, even_parts, in_threads
 from ..dense import Dense
-from ..model import ApuSmog
-from .compiled import CompiledApuSmog, supports
-from .grid import grid_context, ray_neighbours, scan_grids, to_points
-from .lattice import best_of_each, judge, lattice, lattice_rays, ring_gaps, seen_elevations
-
-ANCHORS = 2048  # points that are worked on at once; small enough for the CPU's caches
+from .compiled import CompiledRayNetwork, supports
+from .lattice import LATTICE, best_of_each, judge_rays, lattice_rays, lattice_shape
+from .losses import LARGEST_INTENSITY
+from .network import EncodedRays, RayNetwork
+from .view import ObjectGraph, ObjectScan, look_around, part_of, ray_points
 
 
 class RayUpsampler:
     """The sensor's network, and what it needs to upsample all objects of a scan."""
 
-    def __init__(self, network: ApuSmog, device: torch.device, dtype: torch.dtype):
+    def __init__(self, network: RayNetwork, device: torch.device, dtype: torch.dtype):
         self.config = network.config
         self.network, self.device, self.dtype = network.to(device), device, dtype
         # read once: while one scan is shared among threads, new ones see a count of one
         self.threads = torch.get_num_threads()
         plain = device.type == "cpu" and dtype == torch.float32 and supports(network)
-        self._ray_network = CompiledApuSmog(self.network) if plain else self.network
+        self._rays = CompiledRayNetwork(network) if plain else TorchRays(network, device, dtype)
 
     def grow(
         self,
-        clouds: Sequence[np.ndarray],
-        counts: Sequence[int],
+        scan: ObjectScan,
+        counts: np.ndarray,
         keep_measured: bool,
-        origin: np.ndarray,
         seed: int = 0,
+        spread: str = "rings",
     ) -> list[Dense]:
-        """All objects of a scan as one graph on the sensor's grid of rays, or one for each core."""
-        sizes = np.array([len(c) for c in clouds])
-        grids, grid = scan_grids(clouds, origin)
-        ratios = (np.array(counts) / sizes).tolist()
-        steps = ((g.step_azimuth, g.step_elevation) for g in grids)
-        levels = np.array([lattice(*s, ratio) for s, ratio in zip(steps, ratios, strict=True)])
-        limits = seen_elevations(grid, grids, sizes)
-        context = grid_context(grids, grid, sizes)
-        begin = np.concatenate(([0], np.cumsum(sizes)))
-        centres = np.add.reduceat(grid, begin[:-1]) / sizes[:, None]
-        grid -= np.repeat(centres, sizes, axis=0)  # float32 is enough from here on
-        limits -= centres[:, 1:2]
-
-        new = np.array(counts) - (sizes if keep_measured else 0)
+        """New points for each object, so many that there are counts[i] with those kept."""
+        graph = look_around(scan)
+        new = counts - graph.sizes if keep_measured else counts
+        levels = self._levels(graph, new / graph.sizes + keep_measured, spread)
 
         def cast(part: slice) -> Dense:
-            rows = slice(begin[part.start], begin[part.stop])
-            given = (grid[rows], context[rows], sizes[part], levels[part], limits[part])
-            found, sure, tier, owner = self._cast(*given, keep_measured)
-            chosen = best_of_each(owner, sure, tier, new[part], seed)
-            if len(chosen) != new[part].sum():
-                raise RuntimeError("a lattice with too few rays: please report this")
-            points = to_points(grids[part], found[chosen], new[part], centres[part])
-            return Dense(points, sure[chosen])
+            return self._cast(part_of(graph, part), new[part], levels[part], keep_measured, seed)
 
         # a core for each part of the work is worth more than all cores for each operation
-        parts = in_threads(
-            cast, even_parts(sizes, self.threads if self.device.type == "cpu" else 1)
-        )
-        whole, cuts = Dense.concatenate(parts), np.cumsum(new)[:-1]
+        parts = even_parts(graph.sizes, self.threads if self.device.type == "cpu" else 1)
+        whole, cuts = Dense.concatenate(in_threads(cast, parts)), np.cumsum(new)[:-1]
         columns = (np.split(column, cuts) for column in (whole.points, whole.confidence))
-        dense = [Dense(*row) for row in zip(*columns, strict=True)]
-        if not keep_measured:
-            return dense
-        pairs = zip(clouds, dense, strict=True)
-        return [Dense.concatenate((Dense.measured(cloud), grown)) for cloud, grown in pairs]
+        return [Dense(*row) for row in zip(*columns, strict=True)]
 
-    def _cast(self, grid, context, sizes, levels, limits, keep_measured):
-        """The rays of a denser sensor: coordinates (m, 3), confidence, tier and cloud of each.
+    @staticmethod
+    def _levels(graph: ObjectGraph, ratios: np.ndarray, spread: str) -> np.ndarray:
+        """How many times denser in columns and rings (objects, 2) the lattice of each object is."""
+        cloud = np.repeat(np.arange(len(graph.sizes)), graph.sizes)
+        step = np.bincount(cloud, graph.steps[:, 0]) / graph.sizes
+        if spread == "rings":  # one denser sensor for the whole scan
+            rings = max(2, round(float(ratios @ graph.sizes / graph.sizes.sum())))
+            columns = np.maximum(1, np.ceil(ratios / rings - 1e-9))
+            return np.stack((columns, np.full(len(ratios), rings)), axis=1).astype(np.int64)
+        pairs = zip(step, ratios, strict=True)
+        return np.array([lattice_shape(graph.column, s, r) for s, r in pairs])
 
-        grid (n, 3) are the points in steps from their cloud's centre, context (n, 2) their scale;
-        levels and limits (clouds, 2) are the lattice and what the sensor sees of elevations.
-        """
-        cloud = np.repeat(np.arange(len(sizes)), sizes)
-        near = ray_neighbours(grid, sizes, self.config.neighbours)
-        local, gap = grid.astype(np.float32), np.exp(context[:, 0])
-        points, index, scale = (
-            torch.from_numpy(a)[None].to(self.device) for a in (local, near, context)
-        )
+    def _cast(
+        self,
+        graph: ObjectGraph,
+        new: np.ndarray,
+        levels: np.ndarray,
+        keep_measured: bool,
+        seed: int,
+    ) -> Dense:
+        """Ask the rays of a denser sensor and keep the best, new[i] of object i."""
+        cloud = np.repeat(np.arange(len(graph.sizes)), graph.sizes)
+        metres = np.exp(graph.polar[:, 2]) * graph.steps[:, 0]
         results = []
+        encoded = self._rays.encode(graph.offsets, graph.neighbours, graph.context, cloud)
+        for anchors, rays, tier in lattice_rays(graph, levels[cloud], keep_measured):
+            depth, log_scale, intensity = self._rays.decode(encoded, rays, anchors)
+            asked = (rays, anchors, metres, graph.border)
+            sure = judge_rays(intensity, log_scale, *asked, LATTICE.tolerance, LATTICE.unseen)
+            owner = cloud[anchors].repeat(rays.shape[1])
+            results.append((ray_points(graph, anchors, rays, depth), sure, tier.ravel(), owner))
+        points, sure, tier, owner = (np.concatenate(c) for c in zip(*results, strict=True))
+        chosen = best_of_each(owner, sure, tier, new, seed, LATTICE.likely)
+        if len(chosen) != new.sum():
+            raise RuntimeError("a lattice with too few rays: please report this")
+        return Dense(points[chosen], sure[chosen])
+
+
+class TorchRays:
+    """The network in PyTorch behind the interface of the compiled one: arrays in, arrays out."""
+
+    def __init__(self, network: RayNetwork, device: torch.device, dtype: torch.dtype):
+        self.network, self.device, self.dtype = network, device, dtype
+
+    def encode(self, *arrays: np.ndarray) -> EncodedRays:
         with torch.inference_mode(), autocast(self.device, self.dtype):
-            encoded = self._ray_network.encode(points, index, scale, ANCHORS)
-            components = self._ray_network.components(encoded)[0].float().cpu().numpy()
-            gaps = ring_gaps(local, near)
-            for anchors, rays, tier in lattice_rays(gaps, levels[cloud], keep_measured):
-                chosen = torch.from_numpy(anchors).to(self.device)
-                queries = torch.from_numpy(rays)[None].to(self.device)
-                out = self._ray_network.decode_at(encoded, queries, chosen, ANCHORS // 2)
-                answers = (out.coarse, out.hit, out.log_scale)
-                found, hit, log_scale = (t[0].float().cpu().numpy() for t in answers)
-                asked = (rays, anchors, components, gap, cloud, limits)
-                sure = judge(found, hit, log_scale, *asked)
-                results.append((found, sure, tier.ravel(), cloud[anchors].repeat(rays.shape[1])))
-        return (np.concatenate(column) for column in zip(*results, strict=True))
+            return self.network.encode(*(torch.from_numpy(a).to(self.device) for a in arrays))
+
+    def decode(
+        self, encoded: EncodedRays, rays: np.ndarray, anchors: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        asked = (torch.from_numpy(a).to(self.device) for a in (rays, anchors))
+        with torch.inference_mode(), autocast(self.device, self.dtype):
+            out = self.network.decode(encoded, *asked)
+        answers = (out.depth, out.log_scale, out.log_intensity.clamp(max=LARGEST_INTENSITY).exp())
+        return tuple(t.float().cpu().numpy() for t in answers)

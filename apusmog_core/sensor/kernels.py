@@ -198,16 +198,16 @@ def weighted(weights, tokens, result):
 
 
 @machine_code
-def fourier(ray, code):
+def fourier(ray, code, scale):
     """The query code's inputs: x, then sin and cos of pi x at octaves, as in `FourierCode`.
 
-    ray (2, LANES) in grid steps -> code (2 + 4 f, LANES); octaves by the double angle.
+    ray (2, LANES) in steps -> code (2 + 4 f, LANES); octaves by the double angle.
     """
     octaves = (code.shape[0] - 2) // 4
     for axis in range(2):
         sine, cosine = 2 + axis * octaves, 2 + (2 + axis) * octaves
         for lane in range(LANES):
-            x = ray[axis, lane] * np.float32(0.5)
+            x = ray[axis, lane] * scale
             code[axis, lane] = x
             code[sine, lane], code[cosine, lane] = sine_and_cosine(x)
         for f in range(1, octaves):

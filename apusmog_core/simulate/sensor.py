@@ -44,6 +44,10 @@ _VLP_32C = (
     -1.0, -1.333, -1.667, -2.0, -2.333, -2.667, -3.0, -3.333, -3.667, -4.0, -4.667, -5.333, -6.148,
     -7.254, -8.843, -11.31, -15.639, -25.0,
 )
+_PANDAR64 = (
+    15.0, 11.0, 8.0, 5.0, 3.0, *(np.arange(12, -37, -1) / 6).tolist(),
+    -7.0, -8.0, -9.0, -10.0, -11.0, -12.0, -13.0, -14.0, -19.0, -25.0,
+)
 # fmt: on
 
 # The HDL-64E's noise is that along single rings of KITTI; see `Sensor.jittered` for the rest.
@@ -51,6 +55,9 @@ BEAMS: dict[str, Beams] = {
     "HDL-64E": Beams(_even(2, -25 / 3, 32) + _even(-53 / 6, -73 / 3, 32), 0.1728, 0.01, 0.9, 120.0),
     "VLP-16": Beams(_even(15, -15, 16), 0.2, 0.02, 0.5, 100.0),
     "VLP-32C": Beams(_VLP_32C, 0.2, 0.02, 0.5, 200.0),
+    "XT32": Beams(_even(15, -16, 32), 0.18, 0.01, 0.5, 120.0),
+    "Pandar64": Beams(_PANDAR64, 0.2, 0.02, 0.5, 200.0),
+    "OS1-32": Beams(_even(22.5, -22.5, 32), 360 / 1024, 0.02, 0.5, 120.0),
     "OS1-64": Beams(_even(22.5, -22.5, 64), 360 / 1024, 0.02, 0.5, 120.0),
     "OS1-128": Beams(_even(22.5, -22.5, 128), 360 / 1024, 0.02, 0.5, 120.0),
 }
@@ -64,6 +71,7 @@ class Sensor:
     azimuth_step: float
     phase: tuple[float, ...]  # azimuth of the first shot of each ring
     bias: tuple[float, ...]  # added to every range of a ring
+    lift: tuple[float, ...] = ()  # metres above the sensor's centre that lasers leave from
     noise: float = 0.02  # standard deviation of the range, shot by shot
     dropout: float = 0.03  # share of returns lost whatever they hit
     min_range: float = 0.9
@@ -87,18 +95,25 @@ class Sensor:
         )
         return replace(sensor, **changes)
 
-    def jittered(self, seed: int, degrees: float = 0.03, metres: float = 0.02) -> Sensor:
+    def jittered(
+        self, seed: int, degrees: float = 0.03, metres: float = 0.02, lift: float = 0.0
+    ) -> Sensor:
         """As no two devices are alike: each ring tilted, shifted in azimuth and off in range.
 
-        `degrees` and `metres` are deviations; on upright planes in KITTI rings differ by 2 cm."""
+        `degrees` and `metres` are deviations; on upright planes in KITTI rings differ by 2 cm, even
+        ones to one side and odd ones to the other. `lift` is the most, in metres, by which the
+        upper and the lower half of the lasers leave above the centre, as in an HDL-64E."""
         rng = np.random.default_rng(seed)
         rings = len(self.elevation)
         elevation = np.sort(self.elevation + rng.normal(0, np.radians(degrees), rings))[::-1]
+        alternating = 0.7 * metres * (-1.0) ** np.arange(rings)
+        halves = np.repeat(lift * rng.random(2), (rings - rings // 2, rings // 2))
         return replace(
             self,
             elevation=tuple(elevation.tolist()),
             phase=tuple(rng.uniform(0, self.azimuth_step, rings).tolist()),
-            bias=tuple(rng.normal(0, metres, rings).tolist()),
+            bias=tuple((alternating + rng.normal(0, 0.7 * metres, rings)).tolist()),
+            lift=tuple(halves.tolist()) if lift else (),
         )
 
     @property
@@ -186,8 +201,8 @@ class Scene:
         self._caster = open3d.t.geometry.RaycastingScene(nthreads=0)
         self._caster.add_triangles(soup.vertices, soup.triangles.astype(np.uint32))
 
-    def hits(self, directions: np.ndarray, origin: Sequence[float]) -> Hits:
-        """First hits of unit rays (n, 3) from one origin."""
+    def hits(self, directions: np.ndarray, origin: np.ndarray) -> Hits:
+        """First hits of unit rays (n, 3) from one origin (3,), or from one for each (n, 3)."""
         import open3d
 
         rays = np.empty((len(directions), 6), np.float32)
@@ -244,7 +259,10 @@ def scan(scene: Scene, sensor: Sensor, seed: int = 0, at: Sequence[float] = HERE
     """One turn of the sensor: noisy ranges, lost returns, nothing back from glass."""
     rng = np.random.default_rng(seed)
     rays, ring, azimuth = _rays(sensor)
-    hits = scene.hits(_turned(rays, at[2]), origin_of(sensor, at))
+    start = np.zeros((len(rays), 3), np.float32)  # of each ray, from the sensor's centre
+    if sensor.lift:
+        start[:, 2] = np.array(sensor.lift)[ring]
+    hits = scene.hits(_turned(rays, at[2]), origin_of(sensor, at) + start)
     # A Lambertian echo over an inverse square law: dark, far and grazing surfaces are lost first.
     signal = hits.reflectivity * hits.incidence * (100 / hits.range) ** 2
     kept = rng.random(len(rays)) < (1 - sensor.dropout) * signal / (signal + FAINT)
@@ -255,7 +273,7 @@ def scan(scene: Scene, sensor: Sensor, seed: int = 0, at: Sequence[float] = HERE
     shine = hits.reflectivity[kept] * np.sqrt(hits.incidence[kept])
     shine = shine * rng.uniform(0.8, 1.2, len(kept))
     return SimulatedScan(
-        points=rays[kept] * distance[:, None],
+        points=start[kept] + rays[kept] * distance[:, None],
         intensity=np.round(shine.clip(0, 0.99), 2).astype(np.float32),  # as coarse as KITTI's
         ring=ring[kept],
         azimuth=azimuth[kept],

@@ -21,7 +21,8 @@ from .. import weights
 from ..compute import keep_allocations, parse_device
 from ..config import TrainConfig
 from ..model import ApuSmog, parameter_count
-from ..model.losses import ray_loss, surface_loss
+from ..model.losses import surface_loss
+from ..sensor.losses import ray_loss
 from ..settings import flatten, to_dict
 
 CHECKPOINT = "checkpoint.pt"
@@ -76,10 +77,10 @@ class Run:
         keep_allocations()
         seed_everything(config.seed)
         self.config, self.processes = config, processes
-        self.network = ApuSmog(config.network).to(processes.device)
+        self.network = weights.build_network(config.network).to(processes.device)
         if start_from:
             begin_from(self.network, weights.load_network(start_from), start_from)
-        self.average = ApuSmog(config.network).to(processes.device)
+        self.average = weights.build_network(config.network).to(processes.device)
         self.average.load_state_dict(self.network.state_dict())
         self.optimiser = torch.optim.AdamW(
             parameter_groups(self.network, config.weight_decay), lr=config.rate
@@ -167,12 +168,15 @@ class Run:
     def load(self) -> None:
         if not self.path.is_file():
             raise ValueError(f"{self.path}: no checkpoint to resume; train without --resume")
-        state = torch.load(self.path, map_location=self.processes.device, weights_only=True)
-        if state["config"].get("model") != to_dict(self.config).get("model"):
-            raise ValueError(f"{self.path}: the checkpoint is of another network; change `out`")
-        for name in ("network", "average", "optimiser", "scaler"):
-            getattr(self, name).load_state_dict(state[name])
-        self.step, self.seconds = state["step"], state["seconds"]
+        state = weights.load(self.path)
+        try:
+            if state["config"].get("model") != to_dict(self.config).get("model"):
+                raise ValueError("of another network; change `out`")
+            for name in ("network", "average", "optimiser", "scaler"):
+                getattr(self, name).load_state_dict(state[name])
+            self.step, self.seconds = int(state["step"]), float(state["seconds"])
+        except (LookupError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+            raise ValueError(f"{self.path}: not a checkpoint of this run ({error})") from error
 
     def finish(self) -> Path:
         path = Path(self.config.out) / "weights.pt"
@@ -202,6 +206,8 @@ def begin_from(network: ApuSmog, start: ApuSmog, name: str) -> None:
     if other:
         raise ValueError(f"{name}: a network of another shape than this run's: {', '.join(other)}")
     network.load_state_dict(start.state_dict(), strict=False)
+    if mine.domain == "sensor":
+        return
     for layers, known in ((network.encoder, start.encoder), (network.decoder, start.decoder)):
         for layer in layers[len(known) :]:
             layer.change_nothing()
@@ -275,4 +281,4 @@ def ray_batch(samples, config: TrainConfig, step: int, rank: int, size: int) -> 
     chosen = rng.integers(len(samples), size=config.batch)
     mine = chosen[rank::size]
     rng = np.random.default_rng((config.seed, step, rank))
-    return samples.batch(mine, rng, config.data.jitter)
+    return samples.batch(mine, rng)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated LiDAR objects for training: sparse rings in, what more rays would have seen out."""
+"""Simulated LiDAR objects for training: sparse rings in, what more rays would have met out."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -14,29 +16,45 @@ from torch import Tensor
 
 from ..compute import processes
 from ..config import ClusterConfig
+from ..files import written_whole
+from ..segment import Segmenter
 from ..segment.cluster import components, rows_by_label
-from ..sensor.grid import RayGrid, grid_context, ray_neighbours, scan_grids, wrap
+from ..sensor.grid import wrap
+from ..sensor.view import CONTEXT, SCALARS, WINDOW, ObjectGraph, ObjectScan, look_around
 
 if TYPE_CHECKING:
     from ..simulate import Scene, Sensor
 
 PROBES = 6  # rays cast around each input point
-MAX_NEIGHBOURS = 16
-PROBE_REACH = (1.0, 1.1)  # how far a probe strays from its anchor, grid steps
-SENSORS = ("HDL-64E",) * 7 + ("OS1-64", "VLP-32C", "VLP-16")
-STRIDES = (1, 1, 2, 2, 2, 2, 2, 2, 3, 4)  # every how many rings are kept
-LARGEST = 600  # points of one object
-VERSION = 2  # of the samples, for caches: raise it when they change
+SENSORS = (
+    ("HDL-64E",) * 6
+    + ("VLP-16", "VLP-32C", "Pandar64") * 2
+    + (
+        "OS1-32",
+        "OS1-64",
+        "OS1-128",
+        "XT32",
+    )
+)
+STRIDES = {  # every how many rings are kept, by how many there are
+    128: (1, 2, 4, 4, 8, 8),
+    64: (1, 2, 2, 2, 3, 4, 4, 4, 6, 8),
+    32: (1, 1, 2, 2),
+    16: (1, 1, 2),
+}
+FEWEST, LARGEST = 4, 600  # points of one object
+FARTHEST = 75.0  # metres
+VERSION = 9  # of the samples, for caches: raise it when they change
 
 
 @dataclass
 class RaySample:
-    """One object on its sensor's grid, with the true answers of rays around its points."""
+    """One object as its sensor sees it, with the true answers of rays around its points."""
 
-    points: np.ndarray  # (n, 3) grid coordinates
-    neighbours: np.ndarray  # (n, 16), itself first
-    context: np.ndarray  # (n, 2)
-    probes: np.ndarray  # (n, PROBES, 3): ray and depth, grid steps from the anchor
+    neighbours: np.ndarray  # (n, k), itself first
+    offsets: np.ndarray  # (n, k, 3)
+    context: np.ndarray  # (n, CONTEXT)
+    probes: np.ndarray  # (n, PROBES, 3): ray and depth, steps from the anchor
     hit: np.ndarray  # (n, PROBES): the ray meets this object
 
 
@@ -47,40 +65,65 @@ def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
     rng = np.random.default_rng(seed)
     scene = simulate.street(seed // 4, meshes or None)  # four places in each street
     sensor = simulate.Sensor.named(
-        str(rng.choice(SENSORS)), height=rng.uniform(1.4, 2.2), noise=rng.uniform(0.005, 0.04)
-    ).jittered(seed, metres=rng.uniform(0.01, 0.03))
+        str(rng.choice(SENSORS)), height=rng.uniform(1.4, 2.4), noise=rng.uniform(0.005, 0.03)
+    ).jittered(seed, metres=rng.uniform(0.0, 0.03), lift=rng.choice((0.0, 0.25)))
     at = (rng.uniform(-40, 40), rng.uniform(-1.5, 1.5), 0.0)
     scan = simulate.scan(scene, sensor, seed, at)
-    floor = rng.uniform(0.1, 0.35) - sensor.height  # what is lower goes with the ground
-    reach = np.linalg.norm(scan.points, axis=1)
-    usable = (scan.points[:, 2] > floor) & (scan.instance > 0) & (reach > 3) & (reach < 60)
-    stride = int(rng.choice(STRIDES))
+    floor = rng.uniform(0.1, 0.3) - sensor.height  # what is lower goes with the ground
+    stride = int(rng.choice(STRIDES[len(sensor.elevation)]))
     first = int(rng.integers(stride))
     kept = scan.ring % stride == first
-    rings = sensor.elevation[first::stride]
-    # things that touch are one object, as in a node
-    pieces = []
-    for members in clusters(scan.points, np.flatnonzero(usable)):
+    labels = np.zeros(len(scan.points), np.int64)
+    truths: list[Truth] = []
+    rings = np.array(sensor.elevation)[first::stride]
+    find = found_objects if rng.random() < 0.5 else true_objects
+    for members in find(scan, kept, floor):
         index, window = azimuth_window(scan.azimuth, members, rng)
-        index = index[kept[index]]
-        if len(index) >= 8:
+        if len(index) >= FEWEST:
             instances = np.unique(scan.instance[members])
-            view = View(*window, min(rings), max(rings))
-            pieces.append((index, Truth(scene, sensor, at, instances, floor, view)))
-    if not pieces:
+            view = View(*window, rings.min(), rings.max())
+            truths.append(Truth(scene, sensor, at, instances[instances > 0], floor, view))
+            labels[index] = len(truths)
+    if not truths:
         return []
-    clouds = [scan.points[index] for index, _ in pieces]
-    grids, coordinates = scan_grids(clouds, np.zeros(3))
-    parts = np.split(coordinates, np.cumsum([len(c) for c in clouds])[:-1])
-    truths = [truth for _, truth in pieces]
-    return [_sample(t, g, c, rng) for t, g, c in zip(truths, grids, parts, strict=True)]
+    graph = look(scan, labels, kept, sensor.height, rng)
+    ends = np.cumsum(graph.sizes)
+    return [
+        _sample(truth, graph, slice(end - size, end), rng)
+        for truth, size, end in zip(truths, graph.sizes, ends, strict=True)
+    ]
 
 
-def clusters(points: np.ndarray, usable: np.ndarray) -> list[np.ndarray]:
-    """Rows of points (n, 3) in each cluster of the usable ones."""
-    if len(usable) == 0:
-        return []
-    return [usable[rows] for rows in rows_by_label(components(points[usable], ClusterConfig()))]
+def look(scan, labels: np.ndarray, kept: np.ndarray, mounted: float, rng) -> ObjectGraph:
+    """The kept rings as a node would see them; at times without ground, surroundings or rings."""
+    whole, knows_ground, knows_rings = rng.random() > 0.1, rng.random() > 0.1, rng.random() > 0.1
+    used = kept if whole else kept & (labels > 0)
+    points = scan.points[used].astype(np.float64)
+    height = None
+    if knows_ground and whole:  # roads are not as flat as the simulator's
+        slope = rng.normal(0, 0.002, 2)
+        height = points[:, 2] + mounted + rng.normal(0, 0.04) + points[:, :2] @ slope
+    ring = scan.ring[used] if knows_rings else None
+    return look_around(ObjectScan(points, labels[used], ring, height, whole))
+
+
+def true_objects(scan, kept: np.ndarray, floor: float) -> Iterator[np.ndarray]:
+    """Kept rows of each object, as all rings show it; things that touch are one, as in a node."""
+    reach = np.linalg.norm(scan.points, axis=1)
+    usable = (scan.points[:, 2] > floor) & (scan.instance > 0) & (reach > 3) & (reach < FARTHEST)
+    usable = np.flatnonzero(usable)
+    if len(usable):
+        for rows in rows_by_label(components(scan.points[usable], ClusterConfig())):
+            members = usable[rows]
+            yield members[kept[members]]
+
+
+def found_objects(scan, kept: np.ndarray, floor: float) -> Iterator[np.ndarray]:
+    """Kept rows of each object that a node would find in the kept rings, right or wrong."""
+    rows = np.flatnonzero(kept)
+    _, instance = Segmenter()(scan.points[rows], scan.ring[rows])
+    for members in rows_by_label(instance.astype(np.int64))[1:]:
+        yield rows[members]
 
 
 @dataclass
@@ -123,6 +166,8 @@ def azimuth_window(
     azimuth: np.ndarray, index: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, tuple[float, float]]:
     """At most LARGEST points of an object: all heights, but only so far to the left and right."""
+    if len(index) == 0:
+        return index, (0.0, np.pi)
     middle = float(azimuth[rng.choice(index)])
     if len(index) <= LARGEST:
         return index, (middle, np.pi)
@@ -131,36 +176,48 @@ def azimuth_window(
     return index[away < half], (middle, half)
 
 
-def _sample(
-    truth: Truth, grid: RayGrid, coordinates: np.ndarray, rng: np.random.Generator
-) -> RaySample:
-    strays = rng.uniform(-1, 1, (len(coordinates), PROBES, 2)) * PROBE_REACH
-    aimed = coordinates[:, None, :2] + strays
-    azimuth = aimed[..., 0] * grid.step_azimuth + grid.forward
-    azimuth, elevation = truth.view.clip(azimuth, aimed[..., 1] * grid.step_elevation)
-    hit, reach = (a.reshape(aimed.shape[:2]) for a in truth.ask(azimuth.ravel(), elevation.ravel()))
-    x, y, z = coordinates.T[:, :, None]
-    aside = wrap(azimuth - grid.forward - x * grid.step_azimuth) / grid.step_azimuth
-    rise = elevation / grid.step_elevation - y
-    depth = np.where(hit, np.log(reach) / grid.step_elevation - z, 0.0)
-    return ray_sample(grid, coordinates, np.stack((aside, rise, depth), axis=-1), hit)
+def _sample(truth: Truth, graph: ObjectGraph, rows: slice, rng: np.random.Generator) -> RaySample:
+    azimuth, elevation, depth = graph.polar[rows].T[:, :, None]
+    up, down = graph.steps[rows].T[:, :, None]
+    strays = rng.uniform(-1, 1, (len(azimuth), PROBES, 2)) * (1.0, 1.05)
+    rise = np.where(strays[..., 1] > 0, up, down)
+    aimed = truth.view.clip(
+        azimuth + strays[..., 0] * graph.column, elevation + strays[..., 1] * rise
+    )
+    hit, reach = (a.reshape(strays.shape[:2]) for a in truth.ask(*(a.ravel() for a in aimed)))
+    rays = (
+        wrap(aimed[0] - azimuth) / graph.column,
+        (aimed[1] - elevation) / rise,
+        np.where(hit, (np.log(reach) - depth) / up, 0.0),
+    )
+    return ray_sample(graph, rows, np.stack(rays, axis=-1), hit)
 
 
-def ray_sample(
-    grid: RayGrid, coordinates: np.ndarray, probes: np.ndarray, hit: np.ndarray
-) -> RaySample:
-    """A sample of points (n, 3) on a grid, from probes (n, PROBES, 3) around them and hits."""
-    size = np.array([len(coordinates)])
+def ray_sample(graph: ObjectGraph, rows: slice, probes: np.ndarray, hit: np.ndarray) -> RaySample:
+    """A sample of one object of a graph, from probes (n, PROBES, 3) around its points and hits."""
     return RaySample(
-        coordinates.astype(np.float32),
-        ray_neighbours(coordinates, size, MAX_NEIGHBOURS).astype(np.int32),
-        grid_context([grid], coordinates, size),
+        (graph.neighbours[rows] - rows.start).astype(np.int16),
+        graph.offsets[rows].astype(np.float16),
+        graph.context[rows].astype(np.float16),
         probes.astype(np.float32),
         hit,
     )
 
 
 # --- many samples, in few arrays -----------------------------------------------------------------
+
+
+def _mirrored() -> np.ndarray:
+    """Order of the context (CONTEXT,) when left and right change places."""
+    order = np.arange(CONTEXT)
+    places = {tuple(place): n for n, place in enumerate(WINDOW.tolist())}
+    for n, (ring, column) in enumerate(WINDOW.tolist()):
+        other = places[ring, -column]
+        order[SCALARS + 3 * n : SCALARS + 3 * n + 3] = SCALARS + 3 * other + np.arange(3)
+    return order
+
+
+MIRRORED = _mirrored()
 
 
 class RaySamples:
@@ -175,37 +232,30 @@ class RaySamples:
     @classmethod
     def of(cls, samples: list[RaySample]) -> RaySamples:
         arrays = {name: np.concatenate([getattr(s, name) for s in samples]) for name in cls.ARRAYS}
-        return cls(arrays, np.array([len(s.points) for s in samples]))
+        return cls(arrays, np.array([len(s.probes) for s in samples]))
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def batch(
-        self, chosen: np.ndarray, rng: np.random.Generator, jitter: float = 0.0
-    ) -> dict[str, Tensor]:
-        """The chosen samples as one graph (1, total, ...), each mirrored at random.
-
-        Each object gets range noise of its own strength, up to `jitter` metres: real surfaces are
-        rougher than meshes. The answers of the probes stay the true ones.
-        """
-        rows = [np.arange(self.starts[c], self.starts[c + 1]) for c in chosen]
-        index = np.concatenate(rows)
+    def batch(self, chosen: np.ndarray, rng: np.random.Generator) -> dict[str, Tensor]:
+        """The chosen samples as one graph (total, ...), half of them mirrored."""
+        index = np.concatenate([np.arange(self.starts[c], self.starts[c + 1]) for c in chosen])
         out = {name: array[index] for name, array in self.arrays.items()}
         sizes = self.sizes[chosen]
-        shift = np.repeat(np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
+        shift = np.repeat(np.cumsum(sizes) - sizes, sizes)
         out["neighbours"] = out["neighbours"].astype(np.int64) + shift[:, None]
-        mirror = np.repeat(rng.choice((-1.0, 1.0), len(chosen)), sizes).astype(np.float32)
-        out["points"][:, 0] *= mirror
-        out["probes"][:, :, 0] *= mirror[:, None]
-        strength = np.repeat(jitter * rng.random(len(chosen)), sizes)
-        gap = np.exp(out["context"][:, 0])  # metres in a step of depth
-        noise = (strength * rng.standard_normal(len(gap)) / gap).astype(np.float32)
-        out["points"][:, 2] += noise
-        out["probes"][:, :, 2] -= noise[:, None]
-        return {name: torch.from_numpy(array)[None] for name, array in out.items()}
+        out["cloud"] = np.repeat(np.arange(len(chosen)), sizes)
+        mirror = np.repeat(rng.random(len(chosen)) < 0.5, sizes)
+        for name in ("offsets", "context"):
+            out[name] = out[name].astype(np.float32)
+        out["offsets"][mirror, :, 0] *= -1
+        out["probes"][mirror, :, 0] *= -1
+        out["context"][mirror] = out["context"][mirror][:, MIRRORED]
+        return {name: torch.from_numpy(array) for name, array in out.items()}
 
     def save(self, path: str | Path) -> None:
-        np.savez(path, sizes=self.sizes, **self.arrays)
+        with written_whole(path) as place:
+            np.savez(place, sizes=self.sizes, **self.arrays)
 
     @classmethod
     def load(cls, path: str | Path) -> RaySamples:
@@ -215,7 +265,7 @@ class RaySamples:
 
 def prepare(count: int, seed: int, meshes: str | None, cache: str | Path) -> RaySamples:
     """At least `count` samples, simulated once on all cores and cached; the same for a seed."""
-    path = Path(cache) / f"rays-v{VERSION}-{count}-{seed}{'-meshes' if meshes else ''}.npz"
+    path = Path(cache) / f"rays-v{VERSION}-{count}-{seed}-{_named(meshes)}.npz"
     if path.is_file():
         return RaySamples.load(path)
     from tqdm import tqdm
@@ -232,9 +282,13 @@ def prepare(count: int, seed: int, meshes: str | None, cache: str | Path) -> Ray
                 break
         bar.close()
         pool.terminate()
-    path.parent.mkdir(parents=True, exist_ok=True)
     data = RaySamples.of(samples)
-    unfinished = path.with_suffix(".partial.npz")
-    data.save(unfinished)
-    unfinished.replace(path)
+    data.save(path)
     return data
+
+
+def _named(meshes: str | None) -> str:
+    """A name for the meshes that samples come from: by their list, so that a change is noticed."""
+    if not meshes:
+        return "built-in"
+    return hashlib.sha256((Path(meshes) / "MANIFEST.tsv").read_bytes()).hexdigest()[:8]

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the sensor is mounted: height above the ground, roll and pitch, from the first scans."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.spatial.transform import Rotation
+
+from ..compute import machine_code
+from ..config import GroundConfig
+
+USUAL_HEIGHT = 1.73  # metres, where no scan shows the ground
+SCANS = 10  # whose median is the mounting; the first one already counts
+REACH = 25.0  # metres within which the ground is looked for
+CELL = 1.0  # metres: near ground has a thousand times the points of far ground
+CLOSE = 8.0  # metres: the sensor stands on what is near, not on what is farther away
+TRIALS, TRIED, THICKNESS = 400, 1000, 0.1  # planes, cells that judge them, metres
+STEEPEST = np.cos(np.radians(50))  # planes more upright than this are no ground
+LOWEST, HIGHEST = 0.1, 8.0  # metres that the sensor may be above the ground
+INVERTED = 2.0  # how much better a ground above the sensor must fit: it may be a ceiling
+FEWEST = 3  # cells on the plane, all of them close by
+CONTRADICTION = 0.25  # metres, and as share of the height: more is worth a warning
+
+
+@dataclass(frozen=True)
+class Mounting:
+    """The sensor above the ground; roll and pitch turn its points upright, see `level`."""
+
+    height: float  # metres
+    roll: float  # degrees
+    pitch: float
+    source: str = "default"  # estimated, set, or default where nothing is known yet
+    warning: str = ""
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        return f"{self.height:.2f} m, roll {self.roll:.1f}, pitch {self.pitch:.1f} ({self.source})"
+
+    @property
+    def rotation(self) -> np.ndarray | None:
+        """(3, 3) float32 from the sensor's frame to an upright one; None where they are one."""
+        if self.roll == self.pitch == 0.0:
+            return None
+        turn = Rotation.from_euler("xy", (self.roll, self.pitch), degrees=True)
+        return turn.as_matrix().astype(np.float32)
+
+    def level(self, points: np.ndarray) -> np.ndarray:
+        """Points (n, 3) turned so that z is up."""
+        turn = self.rotation
+        return points if turn is None else points @ turn.T
+
+
+class MountingEstimate:
+    """Mounting of one stream of scans: as set, or learned from the first scans."""
+
+    def __init__(self, config: GroundConfig):
+        self.config = config
+        self._planes: list[np.ndarray] = []
+        self._scans = 0
+        self._lock = threading.Lock()
+        if config.sensor_height > 0:
+            self.mounting = Mounting(config.sensor_height, config.roll, config.pitch, "set")
+        else:
+            self.mounting = Mounting(USUAL_HEIGHT, config.roll, config.pitch)
+
+    def __call__(self, points: np.ndarray) -> Mounting:
+        """The mounting, given one more scan (n, 3)."""
+        with self._lock:
+            if len(self._planes) < SCANS and self.config.method != "none":
+                plane = find_ground_plane(points)
+                if plane is not None:
+                    self._planes.append(plane)
+                    self.mounting = self._combined()
+            return self.mounting
+
+    def _combined(self) -> Mounting:
+        normal = np.median(self._planes, axis=0)
+        height, normal = float(normal[3]), normal[:3] / np.linalg.norm(normal[:3])
+        roll, pitch = upright_angles(normal)
+        config = self.config
+        if config.sensor_height == 0:
+            return Mounting(round(height, 2), round(roll, 1), round(pitch, 1), "estimated")
+        off = abs(height - config.sensor_height)
+        warning = ""
+        if off > CONTRADICTION * max(1.0, config.sensor_height):
+            warning = (
+                f"ground.sensor_height is {config.sensor_height:g}, but the scans show the ground "
+                f"{height:.2f} m below the sensor; set {height:.2f}, or 0 for automatic"
+            )
+        return Mounting(config.sensor_height, config.roll, config.pitch, "set", warning)
+
+
+def upright_angles(normal: np.ndarray) -> tuple[float, float]:
+    """Roll and pitch, in degrees, that turn this upward normal to z: first about x, then y."""
+    roll = np.arctan2(normal[1], normal[2])
+    pitch = np.arctan2(-normal[0], np.hypot(normal[1], normal[2]))
+    return float(np.degrees(roll)), float(np.degrees(pitch))
+
+
+def find_ground_plane(points: np.ndarray) -> np.ndarray | None:
+    """Upward normal and height of the sensor above it (4,), or None where no plane is ground.
+
+    The ground is the plane that most of the area around the sensor lies on, with little below.
+    """
+    near = points[(np.abs(points) < REACH).all(axis=1)]
+    if len(near) < FEWEST:
+        return None
+    cells = _one_each(np.ascontiguousarray(near, np.float32), CELL)
+    rng = np.random.default_rng(0)
+    spread = near[rng.permutation(cells)[:TRIED]].astype(np.float64)
+    triples = rng.integers(0, len(spread), (TRIALS, 3))
+    up, up_score, down, down_score = _best_planes(spread, triples)
+    plane, score = (down, down_score) if down_score > INVERTED * up_score else (up, up_score)
+    if score < FEWEST:
+        return None
+    return _refined(plane, near.astype(np.float64))
+
+
+@machine_code
+def _one_each(points, cell):
+    """Index of one point of each voxel of the space around the sensor."""
+    side = int(2 * REACH / cell) + 1
+    first = np.full(side * side * side, -1, np.int64)
+    found, count = np.empty(len(points), np.int64), 0
+    for i in range(len(points)):
+        x = int((points[i, 0] + REACH) / cell)
+        y = int((points[i, 1] + REACH) / cell)
+        place = (x * side + y) * side + int((points[i, 2] + REACH) / cell)
+        if first[place] < 0:
+            first[place] = i
+            found[count] = i
+            count += 1
+    return found[:count]
+
+
+@machine_code
+def _best_planes(points, triples):
+    """The best plane below the sensor (4,), its score, and those of the best plane above it."""
+    square = points[:, 0] ** 2 + points[:, 1] ** 2 + points[:, 2] ** 2
+    weight = 1 / (1 + square / CLOSE**2)
+    best, scores = np.zeros((2, 4)), np.zeros(2)
+    for t in range(len(triples)):
+        a, b, c = points[triples[t, 0]], points[triples[t, 1]], points[triples[t, 2]]
+        u, v = b - a, c - a
+        nx = u[1] * v[2] - u[2] * v[1]
+        ny = u[2] * v[0] - u[0] * v[2]
+        nz = u[0] * v[1] - u[1] * v[0]
+        length = np.sqrt(nx * nx + ny * ny + nz * nz)
+        if length < 1e-3 or abs(nz) < STEEPEST * length:
+            continue
+        nx, ny, nz = nx / length, ny / length, nz / length
+        height = -(nx * a[0] + ny * a[1] + nz * a[2])
+        if height < 0:  # the normal points to the sensor
+            nx, ny, nz, height = -nx, -ny, -nz, -height
+        if height < LOWEST or height > HIGHEST:
+            continue
+        score = 0.0
+        for i in range(len(points)):
+            above = nx * points[i, 0] + ny * points[i, 1] + nz * points[i, 2] + height
+            if abs(above) < THICKNESS:
+                score += weight[i]
+            elif above < -3 * THICKNESS:
+                score -= weight[i]
+        side = 0 if nz > 0 else 1
+        if score > scores[side]:
+            scores[side] = score
+            best[side] = np.array([nx, ny, nz, height])
+    return best[0], scores[0], best[1], scores[1]
+
+
+def _refined(plane: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """A least-squares plane through the points close to this one."""
+    for _ in range(2):
+        on = points[np.abs(points @ plane[:3] + plane[3]) < THICKNESS]
+        on = on[_one_each(np.ascontiguousarray(on, np.float32), CELL / 2)]
+        if len(on) < 3:
+            return plane
+        middle = on.mean(axis=0)
+        normal = np.linalg.svd(on - middle, full_matrices=False)[2][2]
+        normal *= np.sign(normal @ plane[:3])
+        plane = np.append(normal, -normal @ middle)
+    return plane

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""APU-SMOG on the sensor's sphere: a sample of the mixture is a viewing ray, its answer a depth.
+
+All lengths are in the sensor's own steps: columns along a ring, rings, and for the depth ln(range)
+in ring steps, so that a surface looks the same at any range and from any sensor.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+from ..model.attention import PointTransformerLayer, gather, mlp
+from ..model.smog import MixtureHead, log_normal
+from ..model.transformer import DecoderLayer, FourierCode, PointingHead, Tokens
+from .view import CONTEXT
+
+LARGEST_SHIFT = 2.0  # ring steps by which the depth may leave what the neighbours span
+RAY_REACH = 2.0  # steps that the code of a ray maps to [-1, 1]
+LOG_SCALE = (-5.0, 4.0)  # range of ln(expected depth error), in ring steps
+
+
+@dataclass
+class EncodedRays:
+    """What the decoder needs to know of the measured points, N of all objects together."""
+
+    neighbours: Tensor  # (N, k), each point's own index first
+    offsets: Tensor  # (N, k, 3)
+    features: Tensor  # (N, D)
+    tokens: Tensor  # (N, D), what each point tells the rays around it
+    components: Tensor  # (N, 6), see `components`
+
+
+@dataclass
+class RayAnswers:
+    """For each ray (A, s)."""
+
+    depth: Tensor  # ring steps from the anchor
+    log_scale: Tensor  # ln of the expected error of the depth, in ring steps
+    log_intensity: Tensor  # ln of the mixture's intensity: how many returns of the object to expect
+
+
+class RayNetwork(nn.Module):
+    """Features by vector attention (eq. 1), mixture (eq. 2, 3), decoder; depth by pointing."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.embed = mlp(CONTEXT, config.encoder_hidden, width)
+        self.whole = nn.Linear(width, width)
+        self.extract = PointTransformerLayer(width, width)
+        self.mixture_head = MixtureHead(config)
+        self.query = FourierCode(2, config.frequencies, width)
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.norm = nn.LayerNorm(width)
+        self.tokens = Tokens(width)
+        self.head = PointingHead(width, 2)
+        self.sharpness = nn.Parameter(torch.tensor([0.5, 2.0]))  # columns, rings
+
+    def encode(
+        self, offsets: Tensor, neighbours: Tensor, context: Tensor, cloud: Tensor
+    ) -> EncodedRays:
+        """offsets (N, k, 3) to neighbours (N, k), context (N, C), object of each point (N,)."""
+        x = self.embed(context)
+        x = x + self.whole(pool_objects(torch.relu(x), cloud))[cloud]
+        seen, near = see(offsets)[None], neighbours[None]
+        features = self.extract(x[None], self.extract.project(x[None]), seen, near)
+        return EncodedRays(
+            neighbours,
+            offsets,
+            features[0],
+            self.tokens.project(features)[0],
+            self.components(features)[0],
+        )
+
+    def components(self, features: Tensor) -> Tensor:
+        """(B, N, 6): mean in steps, the factor's first, low and second entry, ln of the weight.
+
+        Weights are not normalised: their sum is how many returns the object should have.
+        """
+        mixture = self.mixture_head(features)
+        factor = mixture.cholesky.flatten(2)[..., [0, 2, 3]]
+        return torch.cat((mixture.mean, factor, mixture.log_weight[..., None]), dim=-1)
+
+    def decode(self, encoded: EncodedRays, rays: Tensor, anchors: Tensor) -> RayAnswers:
+        """rays (A, s, 2) in steps from their anchors (A,)."""
+        offsets, near = encoded.offsets[anchors], encoded.neighbours[anchors]
+        tokens = self.tokens(encoded.tokens[None], see(offsets)[None], near[None])
+        x = self.query(rays / RAY_REACH)[None] + encoded.features[anchors][None, :, None]
+        for layer in self.decoder:
+            x = layer(x, tokens)
+        x = self.norm(x)
+        sharp = self.sharpness.abs()
+        where = offsets[..., :2]  # (A, k, 2)
+        nearness = 2 * (rays * sharp) @ where.mT - (where.square() * sharp).sum(-1)[:, None]
+        weights, raw = self.head(x, tokens, nearness[None])
+        depth = (weights[0] @ offsets[..., 2:])[..., 0]
+        depth = depth + LARGEST_SHIFT * torch.tanh(raw[0, ..., 0])
+        log_scale = raw[0, ..., 1].clamp(*LOG_SCALE)
+        return RayAnswers(depth, log_scale, self.log_intensity(encoded, rays, offsets, near))
+
+    def log_intensity(
+        self, encoded: EncodedRays, rays: Tensor, offsets: Tensor, near: Tensor
+    ) -> Tensor:
+        """ln of the sum of w_j N_j (eq. 2) over the neighbours (A, k), at rays (A, s, 2)."""
+        component = gather(encoded.components[None], near[None])[0]  # (A, k, 6)
+        centre = offsets[..., :2] + component[..., :2]
+        away = rays[:, :, None] - centre[:, None]  # (A, s, k, 2)
+        first, low, second, weight = component[:, None, :, 2:].unbind(-1)
+        own = (near != near[:, :1]).float()  # missing neighbours repeat the point itself
+        own[:, 0] = 1.0
+        density = log_normal(away, first, low, second) + weight
+        return torch.logsumexp(density + own.clamp_min(1e-9).log()[:, None], dim=-1)
+
+
+def see(offsets: Tensor) -> Tensor:
+    """Offsets as the position codes see them: depth edges are many steps."""
+    return torch.cat((offsets[..., :2], torch.asinh(offsets[..., 2:])), dim=-1)
+
+
+def pool_objects(x: Tensor, cloud: Tensor) -> Tensor:
+    """Greatest of each channel over the points of each object: x (N, D), cloud (N,) -> (o, D)."""
+    objects = int(cloud[-1]) + 1 if len(cloud) else 0
+    index = cloud[:, None].expand_as(x)
+    return x.new_zeros(objects, x.shape[1]).scatter_reduce(0, index, x, "amax")
+
+
+def hit_probability(log_intensity: Tensor) -> Tensor:
+    """Chance that a ray meets the object: at least one return of a Poisson process."""
+    return -torch.expm1(-log_intensity.clamp(max=math.log(30.0)).exp())
