@@ -71,6 +71,7 @@ def test_help_loads_no_heavy_library():
         (["upsample", "a.xyz", "b.xyz", "--ratio", "0"], "0 is not a ratio above 0"),
         (["upsample", "a.xyz", "b.xyz", "--ratio", "nan"], "nan is not a ratio above 0"),
         (["simulate", "out", "--frames", "0"], "0 is not a count of 1 or more"),
+        (["evaluate", "rings", "--simulate", "1", "--stride", "1"], "1: no ring is held out"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_2(arguments, complaint, capsys):
@@ -92,7 +93,6 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, complaint, capsys):
         (["evaluate", "rings", "--baselines"], "give SCANS, or --simulate"),
         (["evaluate", "rings", "{}", "--holdout", "{}", "--baselines"], "no FRAME.npz in it"),
         (["evaluate", "rings", "{}", "--sensor", "VLP-16"], "--sensor VLP-16: only simulated"),
-        (["evaluate", "rings", "--simulate", "1", "--stride", "1"], "1: no ring is held out"),
         (
             ["evaluate", "rings", "--simulate", "1", "--baselines", "--sensor", "X1"],
             "unknown sensor 'X1'; known: HDL-64E",

@@ -74,7 +74,6 @@ def test_rays_that_came_back_from_an_object_meet_it_and_those_beside_it_do_not()
 
 
 def test_the_ellipses_and_the_heat_of_the_picture_are_those_of_the_mixture(lidar):
-    """A ray at the mean of a component is more likely than one at its edge, and so on its angles."""
     up = Upsampler.load(lidar, "cpu")
     graph = look_around(seen.keep_rings(seen.see("car", 15.0), 4).scan)
     encoded = mixture._encode(up, graph)
@@ -113,11 +112,11 @@ def test_a_wrong_argument_is_named_before_anything_is_drawn(
     assert not (tmp_path / "docs").exists()
 
 
-def test_the_moving_picture_shows_more_and_more_points(tmp_path, monkeypatch, capsys):
+def test_the_moving_picture_shows_more_and_more_points(tmp_path, lidar, monkeypatch, capsys):
     Image = pytest.importorskip("PIL.Image")
     monkeypatch.setattr(motion, "STEPS", 4)
     out = tmp_path / "docs" / "dense.gif"
-    assert motion.main([str(out)]) == 0
+    assert motion.main([str(out), "--weights", lidar]) == 0
     assert out.stat().st_size < 2_000_000 and str(out) in capsys.readouterr().out
     with Image.open(out) as moving:
         lit = []

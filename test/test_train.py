@@ -208,7 +208,7 @@ def wall_truth():
     from apusmog_core import simulate
     from apusmog_core.simulate import shapes
 
-    near = shapes.box((0, -1, 0), (0.2, 1, 1.2), 0.5)
+    near = shapes.box((0, -1, 0), (0.001, 1, 1.2), 0.5)  # no top or side to be seen
     far = shapes.box((0, -20, 0), (0.2, 20, 8), 0.5)
     scene = simulate.Scene(
         [simulate.Placed(near, "wall", 10, 0), simulate.Placed(far, "wall", 25, 0)]
