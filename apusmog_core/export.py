@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import warnings
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from . import weights
 from .config import ModelConfig
+from .files import check_output, written_whole
 from .model import ApuSmog
 from .sensor.network import RayNetwork, hit_probability
 from .sensor.view import CONTEXT
@@ -33,7 +33,7 @@ class ExportedRays(nn.Module):
         "rays": {0: "a", 1: "s"},
         "anchors": {0: "a"},
     }
-    outputs = ("depth", "log_scale", "hit")
+    outputs = {"depth": "(a, s)", "log_scale": "(a, s)", "hit": "(a, s)"}
 
     def __init__(self, network: RayNetwork):
         super().__init__()
@@ -61,7 +61,7 @@ class ExportedSurface(nn.Module):
     """Networks for clouds without a viewpoint: normal noise becomes points on the surface."""
 
     inputs = {"points": {1: "n"}, "neighbours": {1: "n"}, "noise": {1: "K", 2: "s"}}
-    outputs = ("fine",)
+    outputs = {"fine": "(1, K * s, 3)"}
 
     def __init__(self, network: ApuSmog):
         super().__init__()
@@ -94,6 +94,7 @@ def export_onnx(name: str | Path, out: str | Path) -> None:
     out = Path(out)
     if out.suffix != ".onnx":
         raise ValueError(f"{out}: ONNX files end in .onnx")
+    check_output(out, weights.find(name))
     stored = weights.read(name)
     module = exportable(weights.load_network(name))
     config = module.network.config
@@ -114,10 +115,22 @@ def export_onnx(name: str | Path, out: str | Path) -> None:
     program.model.metadata_props.update(
         config=json.dumps(to_dict(config)), card=json.dumps(stored.get("card", {}))
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    program.save(partial, external_data=False)
-    os.replace(partial, out)
+    with written_whole(out) as place:
+        program.save(place, external_data=False)
+
+
+def describe_ports(name: str | Path) -> str:
+    """Names and shapes of a network's inputs and outputs in the ONNX file."""
+    module = exportable(weights.load_network(name))
+    config = module.network.config
+    lines = ["  inputs"]
+    for port, value in example_inputs(config, points=64, queries=3).items():
+        free = module.inputs[port]
+        shape = ", ".join(free.get(axis, str(size)) for axis, size in enumerate(value.shape))
+        lines.append(f"    {port:12}({shape}) {str(value.dtype).removeprefix('torch.')}")
+    lines += ["  outputs", *(f"    {port:12}{shape}" for port, shape in module.outputs.items())]
+    each = "rays of each" if config.domain == "sensor" else "samples of each of K components"
+    return "\n".join([*lines, f"  n points, s {each}"])
 
 
 def example_inputs(config: ModelConfig, points: int, queries: int) -> dict[str, Tensor]:

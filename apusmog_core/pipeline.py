@@ -13,6 +13,7 @@ from .compute import even_parts, in_threads
 from .config import PipelineConfig
 from .dense import Dense
 from .segment import Mounting, Segmenter, rows_by_label, timed
+from .sensor.calibrate import Calibration
 from .sensor.neighbours import find_returns, nearest_seen
 from .sensor.view import ObjectScan
 
@@ -84,11 +85,12 @@ class ScanPipeline:
         self.config = config
         self.upsampler = upsampler or _load(config)
         self.segmenter = Segmenter(config)
+        self.calibration = Calibration()
         self.overhead_ms = 0.0  # of any call of the network
         self.ms_per_point: float | None = None  # of the network, for each new point; learned
 
     def configured(self, config: PipelineConfig) -> ScanPipeline:
-        """This pipeline with other settings; network, terrain and timing stay what they are."""
+        """This pipeline with other settings; network and all that was learned stay as they are."""
         other = copy.copy(self)
         other.config = config
         other.segmenter = self.segmenter.configured(config)
@@ -105,7 +107,8 @@ class ScanPipeline:
         ray = (np.cos(azimuth), np.sin(azimuth), np.tan(elevation))
         wall = 10 * np.stack(ray, axis=-1).reshape(-1, 3).astype(np.float32)
         other = copy.copy(self)
-        other.segmenter = Segmenter(self.config)  # nothing is to be learned from a wall
+        # nothing is to be learned from a wall
+        other.segmenter, other.calibration = Segmenter(self.config), Calibration()
         other.process(wall, np.ones(len(wall), np.float32), ratio=4.0)
 
     @property
@@ -140,6 +143,9 @@ class ScanPipeline:
             scan = _returns(points, intensity, ring)
         found = self.segmenter.find(scan["points"], scan.pop("ring"))
         timings = found.timings | {"filter": timings["filter"] + found.timings["filter"]}
+        if self.config.calibrate and found.ring is not None:
+            with timed(timings, "calibrate"):
+                self.calibration.update(scan["points"], found.ring)
         return Segments(
             ground=found.ground,
             instance=found.instance,
@@ -161,7 +167,7 @@ class ScanPipeline:
         # 4. how many points each instance gets, within the budgets
         with timed(timings, "ratios"):
             wanted = self._ratios(clouds, sizes, ratio) * sizes
-            served, limited = self._within_budgets(clouds, sizes, wanted)
+            wanted, served, limited = self._within_budgets(clouds, sizes, wanted)
             counts = sizes.copy()  # the rest passes through
             counts[served] = apportion(wanted[served])
 
@@ -201,7 +207,8 @@ class ScanPipeline:
         number = np.zeros(len(dense) + 1, np.int64)
         number[chosen + 1] = np.arange(1, len(chosen) + 1)
         labels = number[segments.instance]
-        scan = ObjectScan(segments.points, labels, segments.ring, segments.height)
+        bias = self.calibration.of_points(segments.ring) if self.config.calibrate else None
+        scan = ObjectScan(segments.points, labels, segments.ring, segments.height, bias=bias)
         options = (counts[chosen].tolist(), self.config.keep_measured, self.config.spread)
         for i, result in zip(chosen, self.upsampler.upsample_scan(scan, *options), strict=True):
             dense[i] = result
@@ -222,12 +229,17 @@ class ScanPipeline:
 
     def _within_budgets(
         self, clouds: list[np.ndarray], sizes: np.ndarray, wanted: np.ndarray
-    ) -> tuple[np.ndarray, str]:
-        """Which instances the budgets allow, (k,) bool, and which budget was bound.
+    ) -> tuple[np.ndarray, np.ndarray, str]:
+        """Points of each instance (k,), which of them the budgets allow, and which was bound.
 
-        Those with the fewest points come first: they gain most and cost least.
+        Those with the fewest points come first: they gain most and cost least. Where the measured
+        points alone exceed the budget, all instances are thinned to it by the same share.
         """
         served = np.ones(len(sizes), bool)
+        most, least = self.config.max_points_out, np.minimum(sizes, wanted).sum()
+        if most and least > most:
+            thinned = np.minimum(sizes, wanted) * (most / least)
+            return thinned, served, f"max_points_out: {round(least)} points thinned to {most}"
         bound = []
         order = np.argsort(sizes, kind="stable")
         counts = np.ceil(wanted).astype(np.int64)
@@ -238,14 +250,13 @@ class ScanPipeline:
                 served[over] = False
                 bound.append(f"{name}: {len(over)} of {len(sizes)} instances pass through")
 
-        if self.config.max_points_out:
-            room = self.config.max_points_out - sizes.sum()
-            limit("max_points_out", np.maximum(counts - sizes, 0), room)
+        if most:
+            limit("max_points_out", np.maximum(counts - sizes, 0), most - least)
         if self.config.time_budget_ms and len(sizes):
             cost = self._new(counts, sizes)
             cost[order[0]] = 0  # one is always served, or a slow moment would never be forgotten
             limit("time_budget_ms", cost, self._room(clouds[order[0]]))
-        return served, "; ".join(bound)
+        return wanted, served, "; ".join(bound)
 
     def _room(self, cloud: np.ndarray) -> float:
         """New points that the time budget allows; the first time, one cloud shows the costs."""

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..sensor.calibrate import ALL_SCANS, Calibration
 from ..sensor.view import ObjectScan
 from . import baselines, metrics
 from .tables import Row, Scores, means
 
 if TYPE_CHECKING:
     from ..data import Scan
+    from ..segment import Segmenter
     from ..upsampler import Upsampler
 
 RANGE_BINS = (0, 15, 30, 45)  # metres
@@ -179,6 +181,29 @@ def scans_with_rings(scans: str | Path, frames: int) -> Iterator[Scan]:
         yield scan
 
 
+def cases_of(
+    scan: Scan,
+    segment: Segmenter,
+    points: Sequence[int] = SCORED_POINTS,
+    max_range: float = 45.0,
+    stride: int = 2,
+) -> list[RingCase]:
+    """The objects that segmentation finds in one scan with all its rings."""
+    _, instance = segment(scan.points, scan.ring)
+    kept, row = keep_rings(scan.points, scan.ring, stride)
+    cases = []
+    for j in range(1, instance.max(initial=0) + 1):
+        index = np.flatnonzero(instance == j)
+        if not points[0] <= len(index) <= points[1]:
+            continue
+        cloud, ring = scan.points[index], scan.ring[index]
+        surface = roughness(cloud, ring) < SURFACE_ROUGHNESS
+        named = dict(surface=surface, frame=scan.name, cluster=j)
+        case = ring_case(kept, row[index], cloud, ring, stride, **named)
+        cases += [case] if case and case.range < max_range else []
+    return cases
+
+
 def found_cases(
     scans: str | Path,
     frames: int = 20,
@@ -190,20 +215,9 @@ def found_cases(
     from ..segment import Segmenter
 
     segment = Segmenter()
-    cases = []
-    for scan in scans_with_rings(scans, frames):
-        _, instance = segment(scan.points, scan.ring)
-        kept, row = keep_rings(scan.points, scan.ring, stride)
-        for j in range(1, instance.max(initial=0) + 1):
-            index = np.flatnonzero(instance == j)
-            if not points[0] <= len(index) <= points[1]:
-                continue
-            cloud, ring = scan.points[index], scan.ring[index]
-            surface = roughness(cloud, ring) < SURFACE_ROUGHNESS
-            named = dict(surface=surface, frame=scan.name, cluster=j)
-            case = ring_case(kept, row[index], cloud, ring, stride, **named)
-            cases += [case] if case and case.range < max_range else []
-    return _some(cases, scans, points, max_range)
+    limits = (points, max_range, stride)
+    found = (cases_of(scan, segment, *limits) for scan in scans_with_rings(scans, frames))
+    return _some([case for some in found for case in some], scans, points, max_range)
 
 
 def simulated_cases(
@@ -214,11 +228,16 @@ def simulated_cases(
     points: Sequence[int] = SCORED_POINTS,
     max_range: float = 45.0,
     stride: int = 2,
+    bias: float = 0.0,
 ) -> list[RingCase]:
-    """Objects of simulated streets, one street a frame, whose true surface is known."""
+    """Objects of simulated streets, one street a frame, whose true surface is known.
+
+    With a `bias` each laser is off, in range by about so many metres, and starts elsewhere."""
     from .. import simulate
 
     device = simulate.Sensor.named(sensor)
+    if bias:
+        device = device.jittered(seed, metres=bias, lift=0.25)
     cases = []
     for frame in range(frames):
         scene = simulate.street(seed + frame, meshes)
@@ -264,10 +283,34 @@ def _distance_to(mesh, origin: Sequence[float]) -> Callable[[np.ndarray], np.nda
     return lambda points: metrics.distance_to_mesh(points, scene)
 
 
-def upsample_rings(up: Upsampler, cases: list[RingCase]) -> list[np.ndarray]:
+def calibrate_frames(
+    cases: list[RingCase], scans: str | Path | None = None
+) -> dict[str, Calibration]:
+    """Range biases for each frame, from the kept rings of all other scans; where no folder or bag
+    of scans is given, of the other cases' scans."""
+    from ..data import open_scans
+
+    if scans is None:
+        others = {case.frame: (case.scan.points, case.scan.ring) for case in cases}
+    else:
+        stride, others = cases[0].stride, {}
+        for scan in open_scans(scans):
+            kept = scan.ring % stride == 0
+            others[scan.name] = scan.points[kept], scan.ring[kept]
+    found = {case.frame: Calibration(ALL_SCANS) for case in cases}
+    for frame, calibration in found.items():
+        for name, (points, ring) in others.items():
+            if name != frame:
+                calibration.update(points, ring)
+    return found
+
+
+def upsample_rings(
+    up: Upsampler, cases: list[RingCase], calibrations: dict[str, Calibration] | None = None
+) -> list[np.ndarray]:
     """The model's output for each case: measured points first, as many as the sensor saw.
 
-    The objects of a scan go together, as in a node.
+    The objects of a scan go together, as in a node; calibrations are by frame.
     """
     results: list[np.ndarray | None] = [None] * len(cases)
     for frame in dict.fromkeys(case.frame for case in cases):
@@ -277,7 +320,8 @@ def upsample_rings(up: Upsampler, cases: list[RingCase]) -> list[np.ndarray]:
         for number, i in enumerate(index, start=1):
             instance[cases[i].rows] = number
         counts = [len(cases[i].full) for i in index]
-        seen = ObjectScan(scan.points, instance, scan.ring, scan.height)
+        bias = calibrations[frame].of_points(scan.ring) if calibrations else None
+        seen = ObjectScan(scan.points, instance, scan.ring, scan.height, bias=bias)
         for i, result in zip(index, up.upsample_scan(seen, counts), strict=True):
             results[i] = result.points
     return results
@@ -293,13 +337,17 @@ RING_BASELINES: dict[str, Callable[[RingCase], np.ndarray]] = {
 
 
 def evaluate_rings(
-    cases: list[RingCase], up: Upsampler | None = None, name: str = "model"
+    cases: list[RingCase],
+    up: Upsampler | None = None,
+    name: str = "model",
+    calibrations: dict[str, Calibration] | None = None,
 ) -> list[Row]:
     """One row for each method and group of cases: baselines, `name`, and the sensor itself."""
     tables = {title: score_rings(cases, method) for title, method in RING_BASELINES.items()}
-    if up:
-        pairs = zip(cases, upsample_rings(up, cases), strict=True)
-        tables[name] = mean_rings(cases, [score_ring(case, out) for case, out in pairs])
+    ways = {name: None} | ({f"{name}, calibrated": calibrations} if calibrations else {})
+    for title, biases in ways.items() if up else ():
+        pairs = zip(cases, upsample_rings(up, cases, biases), strict=True)
+        tables[title] = mean_rings(cases, [score_ring(case, out) for case, out in pairs])
     tables["all rings"] = score_rings(cases, lambda case: case.full)  # what no method can beat
     groups = tables["nothing"]
     return [

@@ -40,6 +40,7 @@ class ObjectScan:
     ring: np.ndarray | None = None  # (n,) any integers, one for each laser
     height: np.ndarray | None = None  # (n,) above the ground, nan where that is not known
     whole: bool = True  # False: the surroundings of the objects are missing
+    bias: np.ndarray | None = None  # (n,) metres by which ranges are too long, see calibrate.py
 
     @classmethod
     def of_clouds(cls, clouds, origin) -> ObjectScan:
@@ -86,8 +87,8 @@ def find_rings(polar: np.ndarray, ring: np.ndarray | None) -> Rings:
     else:
         names, number = _number_rings(np.asarray(ring))
         step = column_step(polar[:, 0], number, len(names))
-    sums = _ring_sums(number, polar, len(names))
-    fitted, height = _fit_rings(sums)
+    sums = ring_sums(number, polar, len(names))
+    fitted, height = fit_rings(sums)
     order = np.argsort(sums[:, 1] / sums[:, 0], kind="stable")
     rank = np.empty(len(names), np.int64)
     rank[order] = np.arange(len(names))
@@ -129,7 +130,7 @@ def _steps_as_stored(azimuth, number, rings):
 
 
 @machine_code
-def _ring_sums(number, polar, rings):
+def ring_sums(number, polar, rings):
     """For each ring: count, and sums of e, 1/r, 1/r^2 and e/r."""
     sums = np.zeros((rings, 5))
     for i in range(len(number)):
@@ -142,7 +143,7 @@ def _ring_sums(number, polar, rings):
     return sums
 
 
-def _fit_rings(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def fit_rings(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Least squares of elevation = e0 + height / range, for each ring."""
     count, e, u, uu, eu = sums.T
     mean_e, mean_u = e / count, u / count
@@ -156,6 +157,8 @@ def _fit_rings(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def look_around(scan: ObjectScan) -> ObjectGraph:
     """The graph of a scan's objects: neighbours by ring and column, and the view around them."""
     polar = to_polar(scan.points)
+    if scan.bias is not None:
+        polar[:, 2] = np.log(np.maximum(np.exp(polar[:, 2]) - scan.bias, 1e-3))
     rings = find_rings(polar, scan.ring)
     columns = max(8, int(round(2 * np.pi / rings.step)))
     column = find_columns(polar[:, 0], columns)

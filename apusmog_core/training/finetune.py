@@ -4,33 +4,31 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from scipy.spatial import cKDTree
 
 from .. import weights
-from ..compute import parse_device
+from ..compute import machine_code, parse_device
 from ..config import ModelConfig, TrainConfig
 from ..data import Scan
 from ..evaluation import rings
 from ..evaluation.tables import Row, Scores
 from ..model import ApuSmog
-from ..segment import Segmenter
-from ..sensor.grid import RayGrid, ray_grid, wrap
+from ..segment import Found, Segmenter
+from ..sensor.grid import to_polar
+from ..sensor.view import ObjectGraph, ObjectScan, Rings, find_columns, find_rings, look_around
 from ..settings import from_dict
 from ..upsampler import Upsampler
 from .loop import ray_batch, train
-from .ray_samples import PROBE_REACH, PROBES, RaySample, RaySamples, azimuth_window, ray_sample
+from .ray_samples import FEWEST, PROBES, RaySample, RaySamples, azimuth_window, ray_sample
 
-ORIGIN = np.zeros(3)  # scans are in the sensor's frame
 RANGE = (3.0, 60.0)  # metres: objects to learn from
-SCORED_RANGE = 45.0  # metres
-FEWEST = 8  # points of a training sample
-STRIDES = (2, 2, 2, 3)  # every how many rings are kept
-DRAWS = 2  # samples of each object, which differ in the rings kept
+STRIDES = (2, 2, 3, 4)  # every how many rings are kept
+DRAWS = 3  # times that each scan is used, with other rings kept
+SAME_SURFACE = 0.5  # metres: a return so near that is of no object may be of this one all the same
+MOST_HELD = 64  # rays of dropped rings around one point
 BATCH = 32  # objects
 
 
@@ -129,22 +127,7 @@ def _card(stored, start, config: TrainConfig, samples: RaySamples, goals) -> dic
     }
 
 
-# --- objects of scans ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One object of a scan, with all rings that saw it."""
-
-    points: np.ndarray  # (n, 3)
-    ring: np.ndarray  # (n,)
-    rings: tuple[int, int]  # first and last of the whole scan
-    frame: str
-    number: int
-
-    @property
-    def range(self) -> float:
-        return float(np.linalg.norm(self.points.mean(axis=0)))
+# --- scans to samples ----------------------------------------------------------------------------
 
 
 def prepare(scans: str | Path, frames: int, seed: int) -> tuple[RaySamples, list[rings.RingCase]]:
@@ -152,17 +135,13 @@ def prepare(scans: str | Path, frames: int, seed: int) -> tuple[RaySamples, list
 
     Scans between those trained on would show the same objects from the same place.
     """
-    found = list(objects(scans, frames))
+    found = list(rings.scans_with_rings(scans, frames))
     if len(found) < 2:
         raise ValueError(f"{scans}: {len(found)} scans; two are the least, one to score on")
     first_held = len(found) - max(1, len(found) // 5)
-    rng = np.random.default_rng(seed)
-    drawn = [
-        ring_sample(seen, rng) for scan in found[:first_held] for seen in scan for _ in range(DRAWS)
-    ]
-    samples = [sample for sample in drawn if sample is not None]
-    cases = [ring_case(seen) for scan in found[first_held:] for seen in scan]
-    cases = [case for case in cases if case is not None]
+    rng, segment = np.random.default_rng(seed), Segmenter()
+    samples = [sample for scan in found[:first_held] for sample in scan_samples(scan, segment, rng)]
+    cases = [case for scan in found[first_held:] for case in rings.cases_of(scan, segment)]
     if not samples or not cases:
         raise ValueError(
             f"{scans}: {len(samples)} objects to train on and {len(cases)} to score were found; "
@@ -171,119 +150,108 @@ def prepare(scans: str | Path, frames: int, seed: int) -> tuple[RaySamples, list
     return RaySamples.of(samples), cases
 
 
-def objects(scans: str | Path, frames: int) -> Iterator[list[Seen]]:
-    """The objects of at most `frames` scans, spread over all there are, scan by scan."""
-    segment = Segmenter()
-    for scan in rings.scans_with_rings(scans, frames):
-        yield _objects_of(scan, segment)
+def scan_samples(scan: Scan, segment: Segmenter, rng: np.random.Generator) -> list[RaySample]:
+    """The objects of one scan, several times, each time with other rings dropped."""
+    view = FullScan.of(scan.points, scan.ring, segment.find(scan.points, scan.ring))
+    samples = []
+    for _ in range(DRAWS):
+        stride = int(rng.choice(STRIDES))
+        samples += dropped_samples(view, stride, int(rng.integers(stride)), rng)
+    return samples
 
 
-def _objects_of(scan: Scan, segment: Segmenter) -> list[Seen]:
-    _, instance = segment(scan.points, scan.ring)
-    rings = int(scan.ring.min()), int(scan.ring.max())
-    found = []
-    for number in range(1, instance.max(initial=0) + 1):
-        mine = instance == number
-        seen = Seen(scan.points[mine], scan.ring[mine].astype(int), rings, scan.name, number)
-        if RANGE[0] < seen.range < RANGE[1]:
-            found.append(seen)
-    return found
+@dataclass(frozen=True, eq=False)
+class FullScan:
+    """A scan with all its rings, and where each return lies among rings and columns."""
+
+    points: np.ndarray  # (n, 3)
+    polar: np.ndarray  # (n, 3)
+    found: Found
+    rings: Rings
+    row_at: np.ndarray  # (rings, columns) row of the return there, -1 where there is none
+    column: np.ndarray  # (n,)
+
+    @classmethod
+    def of(cls, points: np.ndarray, ring: np.ndarray, found: Found) -> FullScan:
+        polar = to_polar(points)
+        seen = find_rings(polar, ring)
+        columns = max(8, round(2 * np.pi / seen.step))
+        column = find_columns(polar[:, 0], columns)
+        row_at = np.full((len(seen.elevation), columns), -1)
+        row_at[seen.number, column] = np.arange(len(points))
+        return cls(points, polar, found, seen, row_at, column)
 
 
-def ring_case(seen: Seen) -> rings.RingCase | None:
-    """The hold-out case of an object, or None where it is too small or too far to be scored."""
-    if len(seen.points) < rings.SCORED_POINTS[0] or seen.range >= SCORED_RANGE:
-        return None
-    surface = rings.roughness(seen.points, seen.ring) < rings.SURFACE_ROUGHNESS
-    return rings.ring_case(seen.points, seen.ring, surface, frame=seen.frame, cluster=seen.number)
-
-
-# --- one training sample -------------------------------------------------------------------------
-
-
-def ring_sample(seen: Seen, rng: np.random.Generator) -> RaySample | None:
-    """Some rings of an object as input, the rays of the others as probes; None if too small."""
-    stride = int(rng.choice(STRIDES))
-    keeps = seen.ring % stride == rng.integers(stride)
-    if keeps.all() or not keeps.any():
-        return None
-    azimuth = np.arctan2(seen.points[:, 1], seen.points[:, 0])
-    kept, (middle, half) = azimuth_window(azimuth, np.flatnonzero(keeps), rng)
-    if len(kept) < FEWEST:
-        return None
-    points = seen.points[kept]
-    grid = ray_grid(points, ORIGIN)
-    coordinates = grid.to_grid(points)
-    hits, misses = (
-        rays[np.abs(wrap(rays[:, 0] * grid.step_azimuth + grid.forward - middle)) <= half]
-        for rays in held_rays(seen, keeps, grid, rng)
-    )
-    probes, hit = probes_around(coordinates, hits, misses)
-    return ray_sample(grid, coordinates, probes, hit)
-
-
-def held_rays(
-    seen: Seen, keeps: np.ndarray, grid: RayGrid, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Rays of the rings not kept, in grid steps: returns (h, 3) of the object, and misses (m, 2).
-
-    A miss is a ray in the object's window, one ring and one column larger on each side, with no
-    return of the object within an azimuth step.
-    """
-    all_rays = grid.to_grid(seen.points)
-    kept_rings = set(seen.ring[keeps].tolist())
-    window = np.arange(all_rays[:, 0].min() - 1.5, all_rays[:, 0].max() + 1.5) + rng.random()
-    misses = [np.zeros((0, 2))]
-    for number, elevation in ring_elevations(seen, all_rays).items():
-        if number in kept_rings:
+def dropped_samples(
+    scan: FullScan, stride: int, first: int, rng: np.random.Generator
+) -> list[RaySample]:
+    """Every `stride`-th ring of all objects as input, the rays of the others as probes."""
+    number, found = scan.rings.number, scan.found
+    kept = number % stride == first
+    labels = np.zeros(len(number), np.int64)
+    objects = 0
+    for instance in range(1, int(found.instance.max(initial=0)) + 1):
+        index = np.flatnonzero(kept & (found.instance == instance))
+        index, _ = azimuth_window(scan.polar[:, 0], index, rng)
+        if len(index) < FEWEST or not RANGE[0] < np.exp(scan.polar[index, 2].mean()) < RANGE[1]:
             continue
-        returned = all_rays[seen.ring == number]
-        returned = returned[returned[:, 0].argsort()]
-        height = np.full(len(window), elevation)
-        missed = np.ones(len(window), bool)
-        if len(returned):
-            height = np.interp(window, returned[:, 0], returned[:, 1])
-            missed = np.abs(window[:, None] - returned[:, 0]).min(axis=1) > 1
-        misses.append(np.stack((window, height), axis=1)[missed])
-    return all_rays[~keeps], np.concatenate(misses)
+        objects += 1
+        labels[index] = objects
+    if not objects:
+        return []
+    height = None if found.height is None else found.height[kept]
+    graph = look_around(ObjectScan(scan.points[kept], labels[kept], number[kept], height))
+    probes, hit = held_probes(scan, graph, np.flatnonzero(kept)[graph.rows], stride, rng)
+    edges = np.concatenate(([0], np.cumsum(graph.sizes)))
+    parts = [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [ray_sample(graph, rows, probes[rows], hit[rows]) for rows in parts]
 
 
-def ring_elevations(seen: Seen, rays: np.ndarray) -> dict[int, float]:
-    """Elevation in grid steps of the object's rings, those between them, and one on each side.
-
-    Rings that miss the object are placed by those that meet it: lasers do not start at one point,
-    so that the elevation of a ring on what is behind is another.
-    """
-    numbers = np.unique(seen.ring)
-    known = np.array([np.median(rays[seen.ring == number, 1]) for number in numbers])
-    slope = np.polyfit(numbers, known, 1)[0] if len(numbers) > 1 else 0.0
-    first, last = max(numbers[0] - 1, seen.rings[0]), min(numbers[-1] + 1, seen.rings[1])
-    wanted = np.arange(first, last + 1)
-    beyond = np.minimum(wanted - numbers[0], 0) + np.maximum(wanted - numbers[-1], 0)
-    placed = np.interp(wanted, numbers, known) + slope * beyond
-    return dict(zip(wanted.tolist(), placed.tolist(), strict=True))
-
-
-def probes_around(
-    anchors: np.ndarray, hits: np.ndarray, misses: np.ndarray
+def held_probes(
+    scan: FullScan, graph: ObjectGraph, rows: np.ndarray, stride: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest held rays of each anchor (n, 3): probes (n, PROBES, 3) and hit (n, PROBES).
+    """Probes (a, PROBES, 3) around the points of a graph, which are `rows` (a,) of the scan, and
+    whether they hit (a, PROBES): rays of the dropped rings next to each point."""
+    seen, found = scan.rings, scan.found
+    where = (scan.polar, seen.number, scan.column, scan.row_at, seen.elevation, seen.height)
+    steps = (graph.steps.astype(np.float64), graph.column)
+    draw = rng.random(len(rows))
+    return _held_probes(*where, found.instance, found.ground, rows, *steps, stride, draw)
 
-    Fewer than that within reach are repeated; where there is none, the anchor's own ray is asked.
-    """
-    rays = np.concatenate((hits[:, :2], misses, anchors[:, :2]))
-    depth = np.concatenate((hits[:, 2], np.zeros(len(misses)), anchors[:, 2]))
-    met = np.repeat((True, False, True), (len(hits), len(misses), len(anchors)))
-    held = len(hits) + len(misses)
-    reach = np.asarray(PROBE_REACH)
-    # scaled, so that the reach is one in both directions
-    distance, chosen = cKDTree(rays[:held] / reach).query(
-        anchors[:, :2] / reach, k=PROBES, p=np.inf, distance_upper_bound=1.0
-    )
-    count = np.isfinite(distance).sum(axis=1, keepdims=True)  # nearest first
-    chosen = np.take_along_axis(chosen, np.arange(PROBES) % np.maximum(count, 1), axis=1)
-    own = held + np.arange(len(anchors))
-    chosen = np.where(count > 0, chosen, own[:, None])
-    hit = met[chosen]
-    away = np.where(hit, depth[chosen] - anchors[:, 2:], 0.0)
-    return np.concatenate((rays[chosen] - anchors[:, None, :2], away[..., None]), axis=2), hit
+
+@machine_code
+def _held_probes(
+    polar, number, column, row_at, elevation, height, instance, ground, rows, steps, size, stride,
+    draw,
+):  # fmt: skip
+    """A ray misses where its ring measured something else. Where nothing returned, none is known:
+    glass and dark paint return nothing either."""
+    rings, columns = row_at.shape
+    probes, hit = np.zeros((len(rows), PROBES, 3)), np.ones((len(rows), PROBES), np.bool_)
+    rays, met = np.empty((MOST_HELD, 3)), np.empty(MOST_HELD, np.bool_)
+    for a in range(len(rows)):
+        i, count = rows[a], 0
+        reach = np.exp(polar[i, 2])
+        for ring in range(max(0, number[i] - stride + 1), min(rings, number[i] + stride)):
+            for beside in range(-1, 2):
+                j = row_at[ring, (column[i] + beside) % columns]
+                if ring == number[i] or j < 0 or count == MOST_HELD:
+                    continue
+                mine = instance[j] == instance[i]
+                close = abs(np.exp(polar[j, 2]) - reach) < SAME_SURFACE
+                if not mine and close and not ground[j]:
+                    continue
+                # lasers start at different heights: where this one looks at the object's range
+                up = polar[j, 1] if mine else elevation[ring] + height[ring] / reach
+                turn = (polar[j, 0] - polar[i, 0] + np.pi) % (2 * np.pi) - np.pi
+                rise = (up - polar[i, 1]) / (steps[a, 0] if up > polar[i, 1] else steps[a, 1])
+                if abs(turn) > size or abs(rise) > 1.05:
+                    continue
+                depth = (polar[j, 2] - polar[i, 2]) / steps[a, 0] if mine else 0.0
+                rays[count, 0], rays[count, 1], rays[count, 2] = turn / size, rise, depth
+                met[count] = mine
+                count += 1
+        for p in range(PROBES if count else 0):  # else the point's own ray
+            chosen = int((p + draw[a]) * count / PROBES)  # spread over all, or repeated
+            probes[a, p], hit[a, p] = rays[chosen], met[chosen]
+    return probes, hit
