@@ -95,7 +95,7 @@ def test_the_network_sees_ranges_without_bias():
     np.testing.assert_array_equal(seen.polar[:, :2], plain.polar[:, :2])
     # the wall gets smoother: neighbours on other rings lie where they should
     across = np.abs(seen.offsets[:, 3:, 2]).mean()
-    assert across < 0.5 * np.abs(plain.offsets[:, 3:, 2]).mean()
+    assert across < 0.7 * np.abs(plain.offsets[:, 3:, 2]).mean()
 
 
 @pytest.fixture(scope="module")
