@@ -1,11 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo [BAG=path] | test | lint | bench | bench-compare A=old.json B=new.json | clean
+# `make` alone explains itself.
 
 # With a sourced ROS 2 its packages are used, without one the wheels from PyPI.
 READY := .venv/ready-$(or $(ROS_DISTRO),wheels)
 PYTHON := .venv/bin/python
 
-.PHONY: demo test lint bench bench-compare clean
+.PHONY: help env demo test lint bench bench-compare clean
+
+help:
+	@echo 'make env      create .venv (the others do it, too): some minutes, 2.3 GB, more with CUDA'
+	@echo 'make demo     a simulated street through the node: a table, a picture, a 3-D page'
+	@echo 'make demo BAG=path          the same with a bag or KITTI folder of yours'
+	@echo 'make test     the tests'
+	@echo 'make lint     ruff check, ruff format --check'
+	@echo 'make bench    speed and memory; make bench-compare A=old.json B=new.json compares'
+	@echo 'make clean    remove .venv and everything that was built'
+	@echo
+	@echo 'Then: . .venv/bin/activate, and apusmog --help'
+
+env: $(READY)
+	@echo 'ready; enter it with: . .venv/bin/activate'
 
 test: $(READY)
 	$(PYTHON) -m pytest -q
@@ -37,8 +51,16 @@ $(READY): setup.py constraints.txt
 	@$(system_packages)
 	@test -e $@ || { $(find_python); $$python -m venv --clear $(if $(ROS_DISTRO),--system-site-packages) .venv; }
 	$(PYTHON) -m pip install --quiet --upgrade pip
-	$(PYTHON) -m pip install -c constraints.txt -e '.[dev$(if $(ROS_DISTRO),,,ros)]'
+	$(PYTHON) -m pip install -c constraints.txt $(torch_builds) -e '.[dev$(if $(ROS_DISTRO),,,ros)]'
 	@touch $@
+
+# Where there is no NVIDIA GPU, the CPU build of PyTorch, without gigabytes of CUDA: its version has
+# a local part (+cpu), so that pip prefers it. A pip that is configured to look elsewhere stays so.
+CPU_BUILDS := https://download.pytorch.org/whl/cpu
+define torch_builds
+$$(nvidia-smi -L 2>/dev/null | grep -q GPU || $(PYTHON) -m pip config list | grep -qE 'index|find-links' \
+	|| echo --extra-index-url $(CPU_BUILDS))
+endef
 
 # A name on the PATH may have no interpreter behind it (pyenv), and a ROS is built for one Python.
 define find_python

@@ -7,6 +7,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 NAME = "apusmog_ros"
+HERE = Path(__file__).resolve().parent  # `colcon build --symlink-install` runs a link to this file
 
 # open3d-cpu exists only for x86-64 Linux; elsewhere (Jetson, macOS) open3d is the CPU build.
 OPEN3D = [
@@ -28,7 +29,7 @@ setup(
     name=NAME,
     version="0.1.0",
     description="Sparse LiDAR objects made dense by any real ratio: APU-SMOG for ROS 2",
-    long_description=Path("README.md").read_text(encoding="utf-8"),
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     author="The APU-SMOG for ROS 2 developers",
     maintainer="The APU-SMOG for ROS 2 developers",
@@ -44,6 +45,8 @@ setup(
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
         (f"share/{NAME}", ["package.xml"]),
+        # what `ros2 run` and the launch file start; not on the path of pip's users
+        (f"lib/{NAME}", ["resource/upsample_node", "resource/replay_node"]),
         (f"share/{NAME}/launch", glob("launch/*.launch.py")),
         (f"share/{NAME}/config", glob("config/*.*")),
         (f"share/{NAME}/config/train", glob("config/train/*.yaml")),
@@ -56,6 +59,7 @@ setup(
         "fpsample>=0.3.3,<1",  # 1.0 chooses the same points but has no wheels
         "pyyaml>=6.0",
         "rosbags>=0.10",
+        "shtab>=1.6",  # completion in the shell
         "tqdm>=4.64",
     ],
     extras_require={
@@ -63,16 +67,13 @@ setup(
         "train": TRAIN,
         "onnx": ONNX,
         "ros": ROS,
-        "dev": [*LIDAR, *TRAIN, *ONNX, "pytest>=7.4", "ruff>=0.6"],
+        "dev": [*LIDAR, *TRAIN, *ONNX, "pytest>=7.4", "hypothesis>=6.100", "ruff>=0.6"],
     },
     entry_points={
         "console_scripts": [
             "apusmog = apusmog_core.cli:main",
-            "apusmog-upsample-node = apusmog_ros.upsample_node:main",
-            "apusmog-replay = apusmog_ros.replay_node:main",
-            # the names `ros2 run apusmog_ros ...` and the launch file use
-            "upsample_node = apusmog_ros.upsample_node:main",
-            "replay_node = apusmog_ros.replay_node:main",
+            "apusmog-upsample-node = apusmog_ros.running:upsample_node",
+            "apusmog-replay = apusmog_ros.running:replay_node",
         ]
     },
     zip_safe=False,

@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import multiprocessing.pool
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -115,11 +116,15 @@ def keep_allocations() -> None:
 # --- devices --------------------------------------------------------------------------------------
 
 
+def check_device(name: str) -> None:
+    """ValueError with the reason if a device is not there; PyTorch is only loaded to find CUDA."""
+    if name not in ("auto", "cpu"):
+        parse_device(name)
+
+
 def parse_device(name: str):
     """torch.device for auto, cpu, cuda or cuda:N; ValueError with the reason if it is not there."""
-    if name not in ("auto", "cpu", "cuda") and not (
-        name.startswith("cuda:") and name[5:].isdigit()
-    ):
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", name):
         raise ValueError(f"device: {name!r} is not auto, cpu, cuda or cuda:N")
     import torch
 
@@ -169,3 +174,13 @@ def _code_folder() -> str:
 
 
 CODE_FOLDER = _code_folder()
+
+
+def cache_complaint() -> str:
+    """Why machine code cannot be kept for the next start; nothing where it can."""
+    if os.access(CODE_FOLDER, os.W_OK):
+        return ""
+    return (
+        f"{CODE_FOLDER} cannot be written, so that every start compiles; "
+        "set NUMBA_CACHE_DIR to a folder that can"
+    )

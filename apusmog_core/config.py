@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .compute import parse_device
+from .compute import check_device
 from .settings import group, override, setting, validate
 
 # --- the network ---------------------------------------------------------------------------------
@@ -159,6 +159,8 @@ class TrainConfig:
 
     def __post_init__(self):
         validate(self)
+        if not self.data.ratios or min(self.data.ratios) <= 0:
+            raise ValueError(f"data.ratios: {self.data.ratios} are not ratios above zero")
 
     @property
     def network(self) -> ModelConfig:
@@ -194,7 +196,7 @@ class GroundConfig:
         0.0, "mounting pitch, degrees, if sensor_height is set", low=-90.0, high=90.0
     )
     cell: float = setting(0.5, "cell of the grid method, metres", low=0.05, high=10.0)
-    thickness: float = setting(0.15, "points this close above ground are ground", low=0.0, high=2.0)
+    thickness: float = setting(0.12, "points this close above ground are ground", low=0.0, high=2.0)
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,10 @@ class PipelineConfig:
     )
     keep_measured: bool = setting(True, "measured points are part of the output, first")
     max_points_out: int = setting(
-        500_000, "most points in the dense cloud; 0: no limit", low=0, high=100_000_000
+        500_000,
+        "most points in the dense cloud; measured ones are thinned to it; 0: no limit",
+        low=0,
+        high=100_000_000,
     )
     time_budget_ms: float = setting(
         0.0, "most milliseconds for the network a scan; 0: no limit", low=0.0, high=60_000.0
@@ -256,13 +261,21 @@ class PipelineConfig:
         validate(self)
         if self.range.min >= self.range.max:
             raise ValueError(f"range.min {self.range.min} must be below range.max {self.range.max}")
-        parse_device(self.device)
+        for of in ("points", "height"):
+            low, high = (getattr(self.cluster, f"{end}_{of}") for end in ("min", "max"))
+            if low > high:
+                raise ValueError(
+                    f"cluster.min_{of} {low} must not be above cluster.max_{of} {high}"
+                )
+        check_device(self.device)
 
 
 @dataclass(frozen=True)
 class QosConfig:
     input_reliability: str = setting(
-        "best_effort", "reliability asked of the sensor", choices=("best_effort", "reliable")
+        "auto",
+        "reliability asked of the sensor; auto is reliable if all its publishers offer that",
+        choices=("auto", "best_effort", "reliable"),
     )
     output_reliability: str = setting(
         "reliable", "reliability offered to subscribers", choices=("best_effort", "reliable")
@@ -277,6 +290,9 @@ class DiagnosticsConfig:
     warn_dropped: float = setting(
         0.2, "WARN when a larger share of the scans is dropped", low=0.0, high=1.0
     )
+    warn_lost: float = setting(
+        0.05, "WARN when a larger share of the scans is lost on the way here", low=0.0, high=1.0
+    )
     warn_silence: float = setting(
         2.0, "WARN when no scan has come for longer, seconds", low=0.0, high=3600.0
     )
@@ -286,7 +302,16 @@ class DiagnosticsConfig:
 class NodeConfig(PipelineConfig):
     """The pipeline's settings and what only the node has."""
 
+    fields: str = setting(
+        "all",
+        "fields of the output: all of the input's, instance, generated and confidence; or only "
+        "x, y, z, intensity, instance and generated",
+        choices=("all", "minimal"),
+    )
     target_frame: str = setting("", "frame of the output; empty: the input's")
+    transform_patience: float = setting(
+        0.5, "longest wait for a transform to target_frame, seconds", low=0.0, high=10.0
+    )
     qos: QosConfig = group(QosConfig)
     diagnostics: DiagnosticsConfig = group(DiagnosticsConfig)
 

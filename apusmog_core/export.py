@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import warnings
 from pathlib import Path
 
@@ -14,41 +13,55 @@ from torch import Tensor, nn
 
 from . import weights
 from .config import ModelConfig
+from .files import check_output, written_whole
 from .model import ApuSmog
+from .sensor.network import RayNetwork, hit_probability
+from .sensor.view import CONTEXT
 from .settings import to_dict
 
 OPSET = 18
 
 
-class RayNetwork(nn.Module):
-    """LiDAR networks: where rays around the points end, all in steps of the sensor's grid."""
+class ExportedRays(nn.Module):
+    """LiDAR networks: where rays around the points of all objects of a scan end."""
 
     inputs = {
-        "points": {1: "n"},
-        "neighbours": {1: "n"},
-        "context": {1: "n"},
-        "rays": {1: "n", 2: "s"},
+        "offsets": {0: "n"},
+        "neighbours": {0: "n"},
+        "context": {0: "n"},
+        "cloud": {0: "n"},
+        "rays": {0: "a", 1: "s"},
+        "anchors": {0: "a"},
     }
-    outputs = ("coarse", "hit", "log_scale")
+    outputs = {"depth": "(a, s)", "log_scale": "(a, s)", "hit": "(a, s)"}
 
-    def __init__(self, network: ApuSmog):
+    def __init__(self, network: RayNetwork):
         super().__init__()
         self.network = network
 
     def forward(
-        self, points: Tensor, neighbours: Tensor, context: Tensor, rays: Tensor
+        self,
+        offsets: Tensor,
+        neighbours: Tensor,
+        context: Tensor,
+        cloud: Tensor,
+        rays: Tensor,
+        anchors: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """points (1, n, 3), neighbours (1, n, k) itself first, context (1, n, 2) of `grid_context`,
-        rays (1, n, s, 2) from each point -> coarse (1, n * s, 3), hit and log_scale (1, n * s)."""
-        out = self.network.decode(self.network.encode(points, neighbours, context), rays)
-        return out.coarse, out.hit, out.log_scale
+        """offsets (n, k, 3), neighbours (n, k) and context (n, c) of an `ObjectGraph`, the object
+        0.. of each point (n,); rays (a, s, 2) in columns and rings from their anchors (a,), rows
+        of the points -> depth in ring steps, ln of its expected error, and the chance that the
+        ray meets the object, each (a, s). `ray_points` makes points of them."""
+        encoded = self.network.encode(offsets, neighbours, context, cloud)
+        out = self.network.decode(encoded, rays, anchors)
+        return out.depth, out.log_scale, hit_probability(out.log_intensity)
 
 
-class SurfaceNetwork(nn.Module):
-    """Networks for clouds seen from nowhere: normal noise becomes points on the surface."""
+class ExportedSurface(nn.Module):
+    """Networks for clouds without a viewpoint: normal noise becomes points on the surface."""
 
     inputs = {"points": {1: "n"}, "neighbours": {1: "n"}, "noise": {1: "K", 2: "s"}}
-    outputs = ("fine",)
+    outputs = {"fine": "(1, K * s, 3)"}
 
     def __init__(self, network: ApuSmog):
         super().__init__()
@@ -60,9 +73,9 @@ class SurfaceNetwork(nn.Module):
         return self.network(points, neighbours, noise)[0].fine
 
 
-def exportable(network: ApuSmog) -> RayNetwork | SurfaceNetwork:
+def exportable(network: ApuSmog | RayNetwork) -> ExportedSurface | ExportedRays:
     """The network as a function of tensors alone."""
-    kind = RayNetwork if network.config.domain == "sensor" else SurfaceNetwork
+    kind = ExportedRays if network.config.domain == "sensor" else ExportedSurface
     return kind(network).eval().requires_grad_(False)
 
 
@@ -81,6 +94,7 @@ def export_onnx(name: str | Path, out: str | Path) -> None:
     out = Path(out)
     if out.suffix != ".onnx":
         raise ValueError(f"{out}: ONNX files end in .onnx")
+    check_output(out, weights.find(name))
     stored = weights.read(name)
     module = exportable(weights.load_network(name))
     config = module.network.config
@@ -101,22 +115,52 @@ def export_onnx(name: str | Path, out: str | Path) -> None:
     program.model.metadata_props.update(
         config=json.dumps(to_dict(config)), card=json.dumps(stored.get("card", {}))
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    program.save(partial, external_data=False)
-    os.replace(partial, out)
+    with written_whole(out) as place:
+        program.save(place, external_data=False)
+
+
+def describe_ports(name: str | Path) -> str:
+    """Names and shapes of a network's inputs and outputs in the ONNX file."""
+    module = exportable(weights.load_network(name))
+    config = module.network.config
+    lines = ["  inputs"]
+    for port, value in example_inputs(config, points=64, queries=3).items():
+        free = module.inputs[port]
+        shape = ", ".join(free.get(axis, str(size)) for axis, size in enumerate(value.shape))
+        lines.append(f"    {port:12}({shape}) {str(value.dtype).removeprefix('torch.')}")
+    lines += ["  outputs", *(f"    {port:12}{shape}" for port, shape in module.outputs.items())]
+    each = "rays of each" if config.domain == "sensor" else "samples of each of K components"
+    return "\n".join([*lines, f"  n points, s {each}"])
 
 
 def example_inputs(config: ModelConfig, points: int, queries: int) -> dict[str, Tensor]:
     """Random inputs by name, to trace a network with."""
     generator = torch.Generator().manual_seed(points)
+    make = _example_rays if config.domain == "sensor" else _example_cloud
+    return make(config, points, queries, generator)
+
+
+def _example_rays(config, points: int, queries: int, generator) -> dict[str, Tensor]:
+    """Points of several objects, and rays of half of the points."""
+    anchors = torch.arange(0, points, 2)
+    own = torch.arange(points)[:, None]
+    others = torch.randint(points, (points, config.neighbours - 1), generator=generator)
+    return {
+        "offsets": torch.randn(points, config.neighbours, 3, generator=generator),
+        "neighbours": torch.cat((own, others), dim=1),
+        "context": torch.randn(points, CONTEXT, generator=generator),
+        "cloud": torch.arange(points) // 30,
+        "rays": 2 * torch.rand(len(anchors), queries, 2, generator=generator) - 1,
+        "anchors": anchors,
+    }
+
+
+def _example_cloud(config, points: int, queries: int, generator) -> dict[str, Tensor]:
     cloud = torch.rand(1, points, 3, generator=generator)
     apart = torch.cdist(cloud, cloud)
-    inputs = {"points": cloud, "neighbours": apart.topk(config.neighbours, largest=False).indices}
-    if config.domain == "sensor":
-        inputs["context"] = torch.zeros(1, points, 2)
-        inputs["rays"] = torch.rand(1, points, queries, 2, generator=generator) - 0.5
-    else:
-        components = len(range(0, points, max(1, round(1 / config.component_share))))
-        inputs["noise"] = torch.randn(1, components, queries, 2, generator=generator)
-    return inputs
+    components = len(range(0, points, max(1, round(1 / config.component_share))))
+    return {
+        "points": cloud,
+        "neighbours": apart.topk(config.neighbours, largest=False).indices,
+        "noise": torch.randn(1, components, queries, 2, generator=generator),
+    }

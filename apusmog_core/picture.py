@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .files import written_whole
 from .view import Dense
 
 # what a person recognises, by length and height in metres, in the order of choice
@@ -66,10 +67,9 @@ def picture(
             )
             aim(axes, flat.min(axis=0), flat.max(axis=0))
     figure.text(0.01, 0.012, KEY, color=INK, fontsize=13)
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, facecolor=NIGHT)
-    return out
+    with written_whole(out) as place:
+        figure.savefig(place, facecolor=NIGHT)
+    return Path(out)
 
 
 KEY = "pale: measured      full colour: new      grey: the rest of the scan, passed as measured"

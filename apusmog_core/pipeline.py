@@ -167,7 +167,7 @@ class ScanPipeline:
         # 4. how many points each instance gets, within the budgets
         with timed(timings, "ratios"):
             wanted = self._ratios(clouds, sizes, ratio) * sizes
-            served, limited = self._within_budgets(clouds, sizes, wanted)
+            wanted, served, limited = self._within_budgets(clouds, sizes, wanted)
             counts = sizes.copy()  # the rest passes through
             counts[served] = apportion(wanted[served])
 
@@ -229,12 +229,17 @@ class ScanPipeline:
 
     def _within_budgets(
         self, clouds: list[np.ndarray], sizes: np.ndarray, wanted: np.ndarray
-    ) -> tuple[np.ndarray, str]:
-        """Which instances the budgets allow, (k,) bool, and which budget was bound.
+    ) -> tuple[np.ndarray, np.ndarray, str]:
+        """Points of each instance (k,), which of them the budgets allow, and which was bound.
 
-        Those with the fewest points come first: they gain most and cost least.
+        Those with the fewest points come first: they gain most and cost least. Where the measured
+        points alone exceed the budget, all instances are thinned to it by the same share.
         """
         served = np.ones(len(sizes), bool)
+        most, least = self.config.max_points_out, np.minimum(sizes, wanted).sum()
+        if most and least > most:
+            thinned = np.minimum(sizes, wanted) * (most / least)
+            return thinned, served, f"max_points_out: {round(least)} points thinned to {most}"
         bound = []
         order = np.argsort(sizes, kind="stable")
         counts = np.ceil(wanted).astype(np.int64)
@@ -245,14 +250,13 @@ class ScanPipeline:
                 served[over] = False
                 bound.append(f"{name}: {len(over)} of {len(sizes)} instances pass through")
 
-        if self.config.max_points_out:
-            room = self.config.max_points_out - sizes.sum()
-            limit("max_points_out", np.maximum(counts - sizes, 0), room)
+        if most:
+            limit("max_points_out", np.maximum(counts - sizes, 0), most - least)
         if self.config.time_budget_ms and len(sizes):
             cost = self._new(counts, sizes)
             cost[order[0]] = 0  # one is always served, or a slow moment would never be forgotten
             limit("time_budget_ms", cost, self._room(clouds[order[0]]))
-        return served, "; ".join(bound)
+        return wanted, served, "; ".join(bound)
 
     def _room(self, cloud: np.ndarray) -> float:
         """New points that the time budget allows; the first time, one cloud shows the costs."""

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+LONGEST_FILE = 100_000  # bytes of settings: more is another kind of file
+SHORT = reprlib.Repr()  # values in messages
+SHORT.maxstring = SHORT.maxother = 100
 
 
 def setting(default: Any, help: str, low=None, high=None, choices: tuple = ()) -> Any:
@@ -46,12 +51,13 @@ class Setting:
 
     def check(self, value: Any) -> Any:
         """The value as this setting's type, or a ValueError that says what is allowed."""
+        if self.type is tuple and isinstance(value, list | tuple):
+            return tuple(self._element().check(inner) for inner in value)
         if self.type is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if self.type is tuple and isinstance(value, list):
-            value = tuple(value)
+            value = float(value) if abs(value) < 2**1000 else math.inf
         if not isinstance(value, self.type) or (self.type is int and isinstance(value, bool)):
-            raise ValueError(f"{self.name}: {value!r} is not of type {self.type.__name__}")
+            shown = SHORT.repr(value)
+            raise ValueError(f"{self.name}: {shown} is not of type {self.type.__name__}")
         if self.type is float and not math.isfinite(value):
             raise ValueError(f"{self.name}: {value} is not a finite number")
         if self.low is not None and value < self.low:
@@ -59,8 +65,13 @@ class Setting:
         if self.high is not None and value > self.high:
             raise ValueError(f"{self.name}: {value} is above the greatest value, {self.high:g}")
         if self.choices and value not in self.choices:
-            raise ValueError(f"{self.name}: {value!r} is not one of {', '.join(self.choices)}")
+            shown = SHORT.repr(value)
+            raise ValueError(f"{self.name}: {shown} is not one of {', '.join(self.choices)}")
         return value
+
+    def _element(self) -> Setting:
+        """What each value of a tuple must be: of the type of the default's."""
+        return dataclasses.replace(self, type=type(self.default[0]))
 
 
 def settings(config: Any, prefix: str = "") -> Iterator[Setting]:
@@ -96,7 +107,7 @@ def with_values(config: T, values: dict[str, Any]) -> T:
     known = {item.name: item for item in settings(config)}
     for name in values:
         if name not in known:
-            raise ValueError(f"unknown setting {name!r}; known: {', '.join(known)}")
+            raise ValueError(f"unknown setting {SHORT.repr(name)}; known: {', '.join(known)}")
     checked = {name: known[name].check(value) for name, value in values.items()}
     return _replace(config, checked)
 
@@ -111,25 +122,29 @@ def _replace(config: T, values: dict[str, Any]) -> T:
 
 def from_dict(cls: type[T], tree: dict[str, Any]) -> T:
     """A configuration from nested dictionaries, as YAML gives them."""
-    values: dict[str, Any] = {}
-
-    def walk(node: dict, prefix: str) -> None:
-        for key, value in node.items():
-            if isinstance(value, dict):
-                walk(value, f"{prefix}{key}.")
-            else:
-                values[prefix + key] = value
-
     tree = dict(tree)
     overridden = [f for f in dataclasses.fields(cls) if "overrides" in f.metadata]
     changes = {f: tree.pop(f.name, None) for f in overridden}
-    walk(tree, "")
-    config = with_values(cls(), values)
+    config = with_values(cls(), dict(_dotted(tree)))
     for f, change in changes.items():
+        if not isinstance(change, dict | type(None)):
+            raise ValueError(f"{f.name}: expected settings, found {SHORT.repr(change)}")
         if change:
             base = getattr(config, f.metadata["overrides"])
-            config = dataclasses.replace(config, **{f.name: with_values(base, change)})
+            values = dict(_dotted(change))
+            config = dataclasses.replace(config, **{f.name: with_values(base, values)})
     return config
+
+
+def _dotted(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of the leaves of nested dictionaries."""
+    for key, value in tree.items():
+        if not isinstance(key, str):
+            raise ValueError(f"{prefix}{SHORT.repr(key)}: the name of a setting is text")
+        if isinstance(value, dict) and value:
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -139,12 +154,29 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def load_yaml(cls: type[T], path: str | Path) -> T:
+    """A configuration from a YAML file; ValueError names the file and what is wrong in it."""
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(LONGEST_FILE + 1)
+        if len(text) > LONGEST_FILE:
+            raise ValueError(f"more than {LONGEST_FILE} bytes are no settings")
+        tree = parse_yaml(text.decode()) or {}
+        if not isinstance(tree, dict):
+            raise ValueError(f"expected settings, found {type(tree).__name__}")
+        return from_dict(cls, tree)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def parse_yaml(text: str) -> Any:
+    """The plain values of a YAML text without aliases, which could stand for any number of them."""
     import yaml
 
     try:
-        tree = yaml.safe_load(Path(path).read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: {error}") from error
-    if not isinstance(tree, dict):
-        raise ValueError(f"{path}: expected settings, found {type(tree).__name__}")
-    return from_dict(cls, tree)
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise ValueError("YAML aliases (*name) are not read; write the values out")
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"not readable as YAML ({error})") from error
+    except (TypeError, OverflowError) as error:  # of odd numbers and keys
+        raise ValueError(f"not readable as settings ({error})") from error

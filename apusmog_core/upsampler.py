@@ -26,6 +26,9 @@ from .weights import load_network
 Grow = Callable[["RayUpsampler | SurfaceUpsampler", list[int]], list[Dense]]
 
 EXACT_IN_FLOAT32 = 8192.0  # metres: beyond, float32 loses the millimetre
+OUTLIER = 1000.0  # sizes of a cloud: a point farther away takes the digits of the others
+SENSOR_REACH = 300.0  # sizes of a cloud, or metres: farther away it is one point
+MOST_POINTS = 50_000_000  # of one cloud: some gigabytes
 
 
 class Upsampler:
@@ -95,6 +98,9 @@ class Upsampler:
             raise ValueError(f"{len(ratios)} ratios for {len(clouds)} clouds")
         clouds = [check_cloud(c) for c in clouds]
         counts = [output_count(len(c), check_ratio(r)) for c, r in zip(clouds, ratios, strict=True)]
+        origin = self._checked_origin(origin)
+        for cloud in clouds:
+            check_outliers(cloud) if origin is None else check_reach(cloud, origin)
         return [dense.points for dense in self.upsample_to(clouds, counts, keep_measured, origin)]
 
     def upsample_to(
@@ -113,6 +119,9 @@ class Upsampler:
             scan = ObjectScan.of_clouds(clouds, origin)
             dense = self.upsample_scan(scan, counts, keep_measured)
             dense = [replace(d, points=d.points + origin) for d in dense]
+            for d, cloud in zip(dense, clouds, strict=True):
+                if keep_measured and len(d.points) >= len(cloud):
+                    d.points[: len(cloud)] = cloud  # bit by bit
         return [
             replace(d, points=_as_stored(d.points, c)) for d, c in zip(dense, clouds, strict=True)
         ]
@@ -160,6 +169,8 @@ class Upsampler:
                 more.append(i)
         for i, dense in zip(more, self._within_memory(grow, more), strict=True):
             results[i] = dense
+        if not all(np.isfinite(result.points).all() for result in results):
+            raise ValueError("the network made points that are not finite: are the weights sound?")
         return results
 
     def _within_memory(self, grow: Grow, chosen: list[int]) -> list[Dense]:
@@ -199,7 +210,10 @@ class Upsampler:
 
 
 def output_count(points: int, ratio: float) -> int:
-    return round(ratio * points)
+    count = round(ratio * points)
+    if count > MOST_POINTS:
+        raise ValueError(f"ratio: {ratio:g} makes {count:,} points; {MOST_POINTS:,} at most")
+    return count
 
 
 def check_cloud(points) -> np.ndarray:
@@ -214,6 +228,30 @@ def check_cloud(points) -> np.ndarray:
     if bad:
         raise ValueError(f"{bad} of {len(points)} points are not finite: remove them first")
     return points.astype(np.float64)
+
+
+def check_outliers(cloud: np.ndarray) -> None:
+    """ValueError names points so far away that the network would lose the shape of the others."""
+    away = np.linalg.norm(cloud - np.median(cloud, axis=0), axis=1)
+    typical = np.sort(away)[9 * (len(away) - 1) // 10]
+    far = np.flatnonzero(away > OUTLIER * typical) if typical > 0 else ()
+    if len(far):
+        place = ", ".join(f"{value:g}" for value in cloud[far[0]])
+        raise ValueError(
+            f"{len(far)} of {len(cloud)} points, such as number {far[0]} at ({place}), lie more "
+            f"than {OUTLIER:g} times the size of the cloud away from it: remove them first"
+        )
+
+
+def check_reach(cloud: np.ndarray, origin: Sequence[float]) -> None:
+    """ValueError if no sensor at `origin` could tell the points of the cloud apart."""
+    size = max(float(np.ptp(cloud, axis=0).max()), 1.0)
+    nearest = np.abs(cloud - np.asarray(origin, np.float64)).max(axis=1).min()
+    if nearest > SENSOR_REACH * size:
+        raise ValueError(
+            f"origin: {nearest:.3g} m away from a cloud of {size:.3g} m, which no sensor sees: "
+            "give the sensor's place in the coordinates of the cloud"
+        )
 
 
 def check_ratio(ratio: float) -> float:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from .files import check_output, written_whole
+
 TEMPLATE = Path(__file__).with_name("view.html")
 STEPS = 32767  # int16 steps on each side of a frame's centre: 2 mm for a 120 m scan
 MOST_BESIDE = 4  # clouds beside each other
@@ -51,6 +53,7 @@ def view(
     """
     from .data import open_scans
 
+    check_output(out, *paths)
     opened = [open_scans(path) for path in paths]
     total = sum(min(max_frames, len(scans)) for scans in opened)
     shown = (scan for scans in opened for scan in _spread(scans, max_frames))
@@ -140,7 +143,7 @@ def write_page(
 
     `notice` is a sentence for the reader; `beside` shows the frames next to each other at first.
     """
-    frames = [frame for frame in frames if len(frame.scan)]
+    frames = [_wide(frame) for frame in frames if len(frame.scan)]
     if not frames:
         raise ValueError(f"{out}: there is no point to show")
     share = scan_points // len(frames)
@@ -151,11 +154,16 @@ def write_page(
         **_home(frames),
         frames=[_pack_frame(f, share) for f in frames],
     )
-    text = TEMPLATE.read_text().replace("/*DATA*/", json.dumps(page).replace("</", "<\\/"))
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text)
-    return out
+    # no name may end the script or begin a comment in it, and JSON knows no NaN
+    data = json.dumps(page, allow_nan=False).replace("<", "\\u003c")
+    with written_whole(out) as place:
+        place.write_text(TEMPLATE.read_text("utf-8").replace("/*DATA*/", data), "utf-8")
+    return Path(out)
+
+
+def _wide(frame: Frame) -> Frame:
+    """A frame whose coordinates can be multiplied: float32 could overflow."""
+    return replace(frame, scan=frame.scan.astype(np.float64))
 
 
 def _home(frames: Sequence[Frame]) -> dict:

@@ -83,6 +83,7 @@ def simulated_street(folder: Path) -> Path:
         ) from error
     from apusmog_core.simulate.street import drive, write_kitti
 
+    shutil.rmtree(folder, ignore_errors=True)  # of a version with other streets
     write_kitti(tqdm(drive(FRAMES), "simulating a street", FRAMES, unit="scan"), folder)
     return folder
 
@@ -160,14 +161,15 @@ def play(source: Path, story: Story, out: Path, weights: str | Path) -> dict[str
     from .watcher import Watcher, recording
 
     shutil.rmtree(out / "dense", ignore_errors=True)  # of the demo before
-    settings = {"ratio": RATIOS[0], "weights": weights, "qos.input_reliability": "reliable"}
+    settings = {"ratio": RATIOS[0], "weights": weights}
     with (
         recording(out / "dense", f"{NAMESPACE}/upsampler/dense") as record,
         node("upsample_node", out / "node.log", **settings) as upsampler,
     ):
         watcher = Watcher(NAMESPACE, story.add, record)
+        ready = lambda: watcher.diagnostics.get("network") == "ready"  # noqa: E731
         with waiting("the node starts; the first time it compiles, for about a minute"):
-            watcher.wait_until(lambda: watcher.diagnostics, "the upsample node", (upsampler,))
+            watcher.wait_until(ready, "the network", (upsampler,))
         for ratio in RATIOS:
             watcher.set_parameter("upsampler", "ratio", ratio)
             story.begin(ratio)
@@ -226,7 +228,7 @@ def table(story: Story, diagnostics: dict[str, str]) -> str:
 def _of_interest(name: str) -> bool:
     """Of the diagnostics; the age is left out, since the stamps are those of the recording."""
     told = ("received", "published", "dropped", "weights", "device", "memory [MB]")
-    return name in told or (name.endswith("[ms]") and not name.startswith("age"))
+    return name in told or (name.endswith("p50 [ms]") and not name.startswith("age"))
 
 
 def show(story: Story, source: Path, out: Path) -> None:

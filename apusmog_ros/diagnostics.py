@@ -13,26 +13,29 @@ from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 
 from apusmog_core.config import DiagnosticsConfig
 
-WINDOW = 100  # scans that the percentiles look back
+WINDOW = 10.0  # seconds that rates, percentiles and levels look back
+COUNTS = ("received", "lost", "dropped", "published")
 PROBLEMS = ("rejected", "untransformed", "failed")  # counts that raise the level
 FOREIGN = 3600.0  # an age beyond this, seconds, is a stamp of another clock
 
 
 class Statistics:
-    """Counts since the start and samples of the latest scans; safe to use from any thread."""
+    """Counts since the start and what the last seconds had; safe to use from any thread."""
 
     def __init__(self):
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._samples: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        # name: (time, number) of the last seconds
+        self._recent: dict[str, deque[tuple[float, float]]] = defaultdict(deque)
+        self._samples: dict[str, deque[tuple[float, float]]] = defaultdict(deque)
         self._values: dict[str, str] = {}
-        self._told: Counter[str] = Counter()  # the counts of the report before
-        self._told_at = self._heard_at = time.monotonic()
+        self._started = self._heard_at = time.monotonic()
 
     def count(self, name: str, by: int = 1) -> None:
-        """Count `received`, `published`, `dropped` or one of PROBLEMS."""
+        """Count one of COUNTS or PROBLEMS."""
         with self._lock:
             self._counts[name] += by
+            _add(self._recent[name], by)
             if name == "received":
                 self._heard_at = time.monotonic()
 
@@ -40,7 +43,7 @@ class Statistics:
         """Remember times in milliseconds, for the percentiles."""
         with self._lock:
             for name, value in values.items():
-                self._samples[name].append(value)
+                _add(self._samples[name], value)
 
     def tell(self, values: dict[str, object]) -> None:
         """Set lines of the report that are not statistics."""
@@ -52,41 +55,60 @@ class Statistics:
             return dict(self._counts)
 
     def percentile(self, name: str, q: float) -> float:
-        """Of the latest samples; nan where there are none."""
+        """Of the last seconds; nan where there was nothing."""
         with self._lock:
-            return float(np.percentile(self._samples[name], q)) if self._samples[name] else np.nan
+            values = _numbers(self._samples[name])
+        return float(np.percentile(values, q)) if values else np.nan
 
-    def status(self, name: str, limits: DiagnosticsConfig) -> DiagnosticStatus:
-        """The report since the one before, its level judged by `limits`."""
+    def status(
+        self, name: str, limits: DiagnosticsConfig, state: str, hardware_id: str = ""
+    ) -> DiagnosticStatus:
+        """The report, its level judged by `limits`; `state` is idle, ready or what comes before."""
         with self._lock:
             now = time.monotonic()
-            seconds, silence = max(now - self._told_at, 1e-6), now - self._heard_at
-            counts, recent = Counter(self._counts), self._counts - self._told
-            samples = {name: np.array(values) for name, values in self._samples.items() if values}
-            values = dict(self._values)
-            self._told, self._told_at = counts, now
-        age = float(np.median(samples["age"])) if "age" in samples else np.nan
-        level, message = _judge(limits, recent, age, silence)
+            seconds, silence = min(now - self._started, WINDOW), now - self._heard_at
+            recent = Counter({n: int(sum(_numbers(d))) for n, d in self._recent.items()})
+            samples = {n: values for n, d in self._samples.items() if (values := _numbers(d))}
+            counts, values = Counter(self._counts), dict(self._values)
+        level, message = DiagnosticStatus.OK, "idle: nobody subscribes to an output"
+        if state != "idle":
+            age = float(np.median(samples["age"])) if "age" in samples else np.nan
+            level, message = _judge(limits, recent, age, silence, state)
+        percentiles = {
+            f"{stage} p{q} [ms]": f"{np.percentile(numbers, q):.1f}"
+            for stage, numbers in samples.items()
+            for q in (50, 99)
+        }
         lines = {
-            "rate in [Hz]": f"{recent['received'] / seconds:.1f}",
-            "rate out [Hz]": f"{recent['published'] / seconds:.1f}",
-            **{n: str(counts[n]) for n in ("received", "published", "dropped", *PROBLEMS)},
-            **{
-                f"{stage} p50/p99 [ms]": "{:.1f} / {:.1f}".format(*np.percentile(s, (50, 99)))
-                for stage, s in samples.items()
-            },
+            "rate in [Hz]": f"{recent['received'] / max(seconds, 1e-6):.1f}",
+            "rate out [Hz]": f"{recent['published'] / max(seconds, 1e-6):.1f}",
+            **{n: str(counts[n]) for n in (*COUNTS, *PROBLEMS)},
+            **percentiles,
             **values,
             "memory [MB]": f"{memory_mb():.0f}",
         }
         pairs = [KeyValue(key=key, value=value) for key, value in lines.items()]
-        return DiagnosticStatus(level=level, name=name, message=message, values=pairs)
+        return DiagnosticStatus(
+            level=level, name=name, message=message, hardware_id=hardware_id, values=pairs
+        )
+
+
+def _add(history: deque, value: float) -> None:
+    history.append((time.monotonic(), value))
+    _numbers(history)
+
+
+def _numbers(history: deque) -> list[float]:
+    """The numbers of the last seconds; older ones are forgotten."""
+    while history and history[0][0] < time.monotonic() - WINDOW:
+        history.popleft()
+    return [value for _, value in history]
 
 
 def _judge(
-    limits: DiagnosticsConfig, recent: Counter, age: float, silence: float
+    limits: DiagnosticsConfig, recent: Counter, age: float, silence: float, state: str
 ) -> tuple[bytes, str]:
     """The level and the reasons for it, each with the value measured and its threshold."""
-    share = recent["dropped"] / max(recent["received"], 1)
     errors, warnings = [], []
     if recent["failed"]:
         errors.append(f"{recent['failed']} scans failed (more than 0), see the log")
@@ -96,8 +118,14 @@ def _judge(
         errors.append(f"age {age:.0f} ms (more than {limits.error_age_ms:g} ms)")
     elif age > limits.warn_age_ms:
         warnings.append(f"age {age:.0f} ms (more than {limits.warn_age_ms:g} ms)")
-    if share > limits.warn_dropped:
-        warnings.append(f"{share:.0%} of the scans dropped (more than {limits.warn_dropped:.0%})")
+    sent = recent["received"] + recent["lost"]
+    for name, limit, all_scans in (
+        ("dropped", limits.warn_dropped, recent["received"]),
+        ("lost on the way here", limits.warn_lost, sent),
+    ):
+        share = recent[name.split()[0]] / max(all_scans, 1)
+        if share > limit:
+            warnings.append(f"{share:.0%} of the scans {name} (more than {limit:.0%})")
     if silence > limits.warn_silence:
         warnings.append(f"no scan for {silence:.0f} s (more than {limits.warn_silence:g} s)")
     for name in PROBLEMS[:2]:
@@ -107,6 +135,8 @@ def _judge(
         return DiagnosticStatus.ERROR, "; ".join(errors + warnings)
     if warnings:
         return DiagnosticStatus.WARN, "; ".join(warnings)
+    if state != "ready":
+        return DiagnosticStatus.OK, f"{state}: scans pass through"
     return DiagnosticStatus.OK, "upsampling" if recent["published"] else "waiting"
 
 

@@ -11,8 +11,6 @@ from std_msgs.msg import Header
 
 from . import cloud
 
-PATIENCE = Duration(seconds=0.1)  # for a transform that is a little late
-
 
 class Frames:
     """Looks up where a scan lies in another frame; listens from the first time one is wanted."""
@@ -35,13 +33,16 @@ class Frames:
         self._buffer = tf2_ros.Buffer(node=self._node)
         self._listener = tf2_ros.TransformListener(self._buffer, self._node)
 
-    def lookup(self, target_frame: str, header: Header) -> np.ndarray:
-        """The (4, 4) matrix from the scan's frame, at its time; ValueError where it is missing."""
+    def lookup(self, target_frame: str, header: Header, patience: float) -> np.ndarray:
+        """The (4, 4) matrix from the scan's frame, at its time; ValueError where it is missing.
+
+        Waits for at most `patience` seconds, not in the thread that spins.
+        """
         import tf2_ros
 
-        stamp = Time.from_msg(header.stamp)
+        stamp, wait = Time.from_msg(header.stamp), Duration(seconds=patience)
         try:
-            found = self._buffer.lookup_transform(target_frame, header.frame_id, stamp, PATIENCE)
+            found = self._buffer.lookup_transform(target_frame, header.frame_id, stamp, wait)
         except tf2_ros.TransformException as error:
             raise ValueError(
                 f"no transform from {header.frame_id!r} to {target_frame!r}: {error}"

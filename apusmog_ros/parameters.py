@@ -41,7 +41,7 @@ def declare(node: Node, defaults: T, fixed: tuple[str, ...] = ()) -> T:
         node.declare_parameter(item.name, value_of(defaults, item.name), about)
     names = [item.name for item in settings(defaults)]
     given = {name: node.get_parameter(name).value for name in names}
-    config = with_values(defaults, given)
+    config = _checked(with_values, defaults, given)
     as_floats = [n for n in names if type(value_of(config, n)) is not type(given[n])]
     node.set_parameters([Parameter(n, value=value_of(config, n)) for n in as_floats])
     return config
@@ -86,7 +86,7 @@ def on_change(
 ) -> Callable[[list[Parameter]], SetParametersResult]:
     """Check parameters set together as one new configuration, and give it to `accept`.
 
-    A ValueError, of the settings or of `accept`, refuses all of them with its reason.
+    Whatever the settings or `accept` raise refuses all of them with its reason.
     """
 
     def callback(parameters: list[Parameter]) -> SetParametersResult:
@@ -95,13 +95,23 @@ def on_change(
         values = {p.name: p.value for p in parameters if p.name in known}
         try:
             if values:
-                accept(with_values(current, values))
-        except ValueError as error:
+                accept(_checked(with_values, current, values))
+        except Exception as error:
             return SetParametersResult(successful=False, reason=str(error))
         return SetParametersResult(successful=True)
 
     node.add_on_set_parameters_callback(callback)
     return callback
+
+
+def _checked(check: Callable, *given):
+    """What a check returns; whatever it raises as a ValueError."""
+    try:
+        return check(*given)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def as_yaml(config: object = None) -> str:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rclpy.duration import Duration
 from rclpy.node import Node
 from rclpy.parameter import Parameter
-from rclpy.qos import QoSProfile
+from rclpy.qos_overriding_options import QoSOverridingOptions
 from rclpy.task import Future
 from rclpy.time import Time
 from rclpy.utilities import remove_ros_args
@@ -42,12 +42,14 @@ class ReplayNode(Node):
             raise ValueError("nothing to play: give a path, or -p path:=...")
         self._scans = open_scans(self._config.path, self._config.bag_topic)
         self._kept: list[tuple[int, PointCloud2]] | None = None
+        self.skipped = 0  # messages of the recording that cannot be read
         self.done = Future()
         self._closing = threading.Event()
         self._next = 0.0  # when the next round begins, on the monotonic clock
-        self._publisher = self.create_publisher(PointCloud2, "points", QoSProfile(depth=5))
+        overrides = dict(qos_overriding_options=QoSOverridingOptions.with_default_policies())
+        self._publisher = self.create_publisher(PointCloud2, "points", 5, **overrides)
         self._clock_publisher = (
-            self.create_publisher(Clock, "/clock", 10) if self._config.clock else None
+            self.create_publisher(Clock, "/clock", 10, **overrides) if self._config.clock else None
         )
         parameters.on_change(self, lambda: self._config, self._accept)
         self._thread = threading.Thread(target=self._play, daemon=True)
@@ -75,7 +77,8 @@ class ReplayNode(Node):
                     break
             if not self._closing.is_set():
                 self._publisher.wait_for_all_acked(Duration(seconds=2))
-                self.get_logger().info(f"finished: {played} scans of {self._config.path}")
+                skipped = f", {self.skipped} bad messages skipped" if self.skipped else ""
+                self.get_logger().info(f"finished: {played} scans of {self._config.path}{skipped}")
             self.done.set_result(played)
         except Exception as error:
             if not self._closing.is_set():
@@ -111,13 +114,18 @@ class ReplayNode(Node):
             yield from self._kept
             return
         kept, size = [], 0
-        for stamp, msg in messages(self._scans, self._config.frame):
+        for stamp, msg in messages(self._scans, self._config.frame, self._skip):
             size += len(msg.data)
             if self._config.loop and size < KEPT_BYTES:
                 kept.append((stamp, msg))
             yield stamp, msg
         if self._config.loop and size < KEPT_BYTES:
             self._kept = kept
+
+    def _skip(self, stamp: int, error: Exception) -> None:
+        self.skipped += 1
+        reason = f"{type(error).__name__}: {error}"
+        self.get_logger().warning(f"skipped the message of {stamp / 1e9:.3f} s: {reason}")
 
     def _wait(self, due: float, stamp: int) -> bool:
         """Wait until it is time for the scan of `stamp`, ns; False when the node closes."""
@@ -137,11 +145,20 @@ class ReplayNode(Node):
         return False
 
 
-def messages(scans: ScanFiles | BagScans, frame: str) -> Iterator[tuple[int, PointCloud2]]:
-    """(time in ns, message) of each scan, as recorded."""
+def messages(
+    scans: ScanFiles | BagScans, frame: str, skip: Callable[[int, Exception], None]
+) -> Iterator[tuple[int, PointCloud2]]:
+    """(time in ns, message) of each scan, as recorded; `skip` hears of unreadable ones."""
     if isinstance(scans, BagScans):
         for stamp, recorded in bag_writer.clouds(scans.path, scans.topic):
-            yield stamp, cloud.from_bag(recorded)
+            try:
+                if isinstance(recorded, Exception):
+                    raise recorded
+                msg = cloud.from_bag(recorded)
+            except Exception as error:  # whatever the decoder made of it
+                skip(stamp, error)
+                continue
+            yield stamp, msg
         return
     for scan in scans:
         stamp = round(scan.stamp * 1e9)

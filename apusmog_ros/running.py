@@ -1,21 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a node's process: start, spin, stop."""
+"""The life of a node's process: start, spin, stop. `python -m apusmog_ros.running NODE` starts one.
+
+ROS is imported where it is used, so that Ctrl-C is heard from the first moment.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
-import rclpy
-from rclpy.exceptions import ParameterException
-from rclpy.executors import ExternalShutdownException
-from rclpy.signals import SignalHandlerOptions, install_signal_handlers
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
 
-from .transport import make_room_for_scans
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def upsample_node() -> None:
+    """The command `apusmog-upsample-node`, and `ros2 run apusmog_ros upsample_node`."""
+    start("upsample_node")
+
+
+def replay_node() -> None:
+    """The command `apusmog-replay`, and `ros2 run apusmog_ros replay_node`."""
+    start("replay_node")
+
+
+def start(module: str) -> None:
+    """Import a node's module, which takes its time, and run it; the process ends with it."""
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: os._exit(0))  # nothing is open yet
+    if os.environ.get("RCUTILS_LOGGING_USE_STDOUT") != "1":  # else only libraries print there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    try:
+        importlib.import_module(f"apusmog_ros.{module}").main()
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        _leave(1 if isinstance(ended.code, str) else ended.code or 0)
 
 
 def run(make_node: Callable, args: list[str] | None = None) -> int:
@@ -29,13 +55,26 @@ def run(make_node: Callable, args: list[str] | None = None) -> int:
             interrupted = True
             raise KeyboardInterrupt
 
+    for number in SIGNALS:
+        signal.signal(number, interrupt)
     try:
-        signal.signal(signal.SIGINT, interrupt)
-        changed = make_room_for_scans()
+        import rclpy
+        from rclpy.exceptions import ParameterException
+        from rclpy.executors import ExternalShutdownException
+        from rclpy.signals import SignalHandlerOptions, install_signal_handlers
+
+        from . import transport
+    except KeyboardInterrupt:
+        _leave()
+    try:
+        profile = transport.choose_transport()
+        transport.clean_up()
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
         node = make_node()
-        if changed and "fastrtps" in rclpy.get_rmw_implementation_identifier():
-            node.get_logger().info(changed)
+        if profile and "fastrtps" in rclpy.get_rmw_implementation_identifier():
+            node.get_logger().debug(f"Fast DDS is set up by {transport.PROFILE}")
+            for complaint in transport.complaints():
+                node.get_logger().warning(complaint)
         install_signal_handlers()
         rclpy.spin_until_future_complete(node, node.done)
         if node.done.done():
@@ -64,13 +103,16 @@ def run(make_node: Callable, args: list[str] | None = None) -> int:
 
 @contextmanager
 def child(
-    module: str, *remap: str, stdout, stderr=None, **parameters
+    module: str, *remap: str, stdout, stderr=None, env: dict | None = None, **parameters
 ) -> Iterator[subprocess.Popen]:
     """A node of ours as a process (a Popen), ended with Ctrl-C when the block is left."""
+    import subprocess
+
     given = [part for name, value in parameters.items() for part in ("-p", f"{name}:={value}")]
     names = [part for rule in remap for part in ("-r", rule)]
-    command = [sys.executable, "-m", f"apusmog_ros.{module}", "--ros-args", *names, *given]
-    process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
+    command = [sys.executable, "-m", "apusmog_ros.running", module, "--ros-args", *names, *given]
+    environment = {**os.environ, **(env or {})}
+    process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment)
     try:
         yield process
     finally:
@@ -82,7 +124,7 @@ def child(
             process.wait()
 
 
-def _leave() -> None:
+def _leave(code: int = 0) -> None:
     """End the process now, all entities being closed.
 
     A thread deep in the network cannot be stopped and would crash a dying interpreter, and to take
@@ -90,4 +132,8 @@ def _leave() -> None:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    start(sys.argv.pop(1))

@@ -19,6 +19,8 @@ from rclpy.parameter import Parameter
 from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import PointCloud2
 
+from apusmog_core.files import written_whole
+
 from . import cloud
 
 PATIENCE = 60.0  # seconds without any dense cloud that are a failure
@@ -54,7 +56,7 @@ class Watcher(Node):
     def _on_dense(self, raw: bytes) -> None:
         self._record(time.time_ns(), raw)
         msg = deserialize_message(raw, PointCloud2)
-        rows = np.frombuffer(msg.data, cloud.DENSE)
+        rows = cloud.records(msg)
         points = np.stack([rows[axis] for axis in "xyz"], axis=1)
         stamp = msg.header.stamp.sec + 1e-9 * msg.header.stamp.nanosec
         self._seen(Answer(stamp, points, rows["instance"].copy(), rows["generated"].astype(bool)))
@@ -89,7 +91,7 @@ class Watcher(Node):
         while not condition():
             for child in children:
                 if child.poll():  # ended, and not well
-                    raise RuntimeError(f"{child.args[2]} ended with code {child.returncode}")
+                    raise RuntimeError(f"{child.args[3]} ended with code {child.returncode}")
             if answers != self.answers:
                 answers, end = self.answers, time.monotonic() + PATIENCE
             if time.monotonic() > end:
@@ -104,6 +106,9 @@ def recording(path: Path, topic: str) -> Iterator[Callable[[int, bytes], None]]:
     from rosbags.typesys import Stores, get_typestore
 
     store = get_typestore(Stores.ROS2_JAZZY)
-    with Writer(path, version=9, storage_plugin=StoragePlugin.MCAP) as bag:
+    with (
+        written_whole(path) as place,
+        Writer(place, version=9, storage_plugin=StoragePlugin.MCAP) as bag,
+    ):
         connection = bag.add_connection(topic, "sensor_msgs/msg/PointCloud2", typestore=store)
         yield lambda stamp, raw: bag.write(connection, stamp, raw)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from apusmog_core import cli
 from apusmog_core.data import read_points, write_points
 from apusmog_core.evaluation import baselines
 
-COMMANDS = "upsample mesh train finetune info simulate bag export view".split()
+COMMANDS = [name for name in cli.COMMANDS if name != "evaluate"]
 EVALUATIONS = ["pugan", "pu1k", "rings", "ablation"]
 
 
@@ -60,6 +62,81 @@ def test_help_loads_no_heavy_library():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_help_of_the_simulator_follows_the_beam_table(monkeypatch, capsys):
+    from apusmog_core.simulate import sensor
+
+    monkeypatch.setitem(sensor.BEAMS, "MINE-7", sensor.Beams((1.0,) * 7, 0.2, 0.01, 0.5, 90.0))
+    with pytest.raises(SystemExit):
+        cli.main(["simulate", "--help"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in sensor.BEAMS) and "7 rings" in shown
+
+
+def test_help_of_scan_lists_every_setting(capsys):
+    from apusmog_core.config import PipelineConfig
+    from apusmog_core.settings import settings
+
+    with pytest.raises(SystemExit):
+        cli.main(["scan", "--help"])
+    shown = capsys.readouterr().out
+    assert [item.name for item in settings(PipelineConfig) if f"  {item.name} " not in shown] == []
+
+
+def test_a_missing_package_names_the_extra_that_installs_it(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "open3d", None)  # importing it fails, as if not installed
+    assert cli.main(["simulate", str(tmp_path / "out")]) == 1
+    assert "pip install '.[lidar]'" in error_line(capsys)
+
+
+def test_every_extra_is_one_of_setup_py_and_installs_what_is_said(monkeypatch):
+    import setuptools
+
+    from apusmog_core.cli.arguments import EXTRAS
+
+    known = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **options: known.update(options))
+    root = Path(__file__).parents[1]
+    monkeypatch.chdir(root)
+    exec((root / "setup.py").read_text(), {})
+    for module, extra in EXTRAS.items():
+        assert any(module in line for line in known["extras_require"][extra]), (module, extra)
+
+
+def test_completion_is_a_script_that_knows_every_command(capsys, tmp_path):
+    pytest.importorskip("shtab", reason="shtab is not installed")
+    assert cli.main(["completion", "bash"]) == 0
+    script = tmp_path / "completion.bash"
+    script.write_text(capsys.readouterr().out)
+    ask = (
+        f"source {script}; COMP_WORDS=(apusmog sc); COMP_CWORD=1; _shtab_apusmog;"
+        ' echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True)
+    assert done.stdout.split() == ["scan"], done.stderr
+
+
+def test_what_is_long_is_explained_after_two_seconds(monkeypatch, capsys):
+    from apusmog_core.cli import progress
+
+    monkeypatch.setattr(progress, "PATIENCE", 0.02)
+    with progress.waiting("counting sheep"):
+        time.sleep(0.1)
+    with progress.waiting("nothing at all"):
+        pass
+    assert capsys.readouterr().err == "apusmog: counting sheep ...\n"
+
+
+def test_info_reads_like_a_card_and_export_says_inputs_and_outputs(capsys, tmp_path):
+    assert cli.main(["info", "lidar"]) == 0
+    card = capsys.readouterr().out
+    assert card.startswith("lidar\n  for: ") and "domain sensor" in card and "lidar.md" in card
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    assert cli.main(["export", "lidar", "--onnx", str(tmp_path / "lidar.onnx")]) == 0
+    said = capsys.readouterr().out
+    for port in ("points", "neighbours", "context", "rays", "coarse", "hit", "log_scale"):
+        assert f"    {port} " in said
 
 
 @pytest.mark.parametrize(
@@ -161,7 +238,7 @@ def test_evaluation_on_simulated_rings_prints_and_writes_one_table(tmp_path, cap
     printed = capsys.readouterr().out
     for method in ("nothing", "range-interpolation", "midpoint"):
         assert method in printed and method in out.read_text()
-    assert "to surface" in printed
+    assert "to surface" in printed and "F-score at 5 cm" in printed
 
 
 def test_simulated_scans_are_written_where_they_can_be_read(tmp_path):

@@ -70,6 +70,13 @@ def test_pipeline_on_kitti_makes_every_scan_of_a_drive_dense(tmp_path, untrained
         assert int(after) == 4 * int(before) == len(read_points(file).points)
 
 
+@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_every_example_explains_itself(example):
+    if example == "subscribe_dense.py":
+        pytest.importorskip("rclpy", reason="ROS 2 (rclpy) is not installed")
+    assert f"usage: {example}" in run(EXAMPLES / example, "--help")
+
+
 def test_subscribe_dense_reports_the_nearest_object(ros):
     from std_msgs.msg import Header
 

@@ -61,7 +61,7 @@ def test_we_read_what_open3d_writes(tmp_path, suffix, form):
 def test_points_that_are_not_finite_are_removed_and_counted(tmp_path):
     points, intensity = cloud()
     points[3, 1], points[7, 2] = np.nan, np.inf
-    write_points(tmp_path / "a.bin", points, intensity)
+    np.column_stack((points, intensity)).tofile(tmp_path / "a.bin")
     scan = read_points(tmp_path / "a.bin")
     assert scan.dropped == 2 and len(scan.points) == len(scan.intensity) == 48
 

@@ -8,17 +8,15 @@ import torch
 
 from apusmog_core.config import PRESETS, TrainConfig
 from apusmog_core.geometry import nearest_in_batch
-from apusmog_core.model import ApuSmog, Mixture
+from apusmog_core.model import ApuSmog
 from apusmog_core.model.losses import (
     augmented_chamfer,
     chamfer,
     drift,
     interior_loss,
-    mixture_loss,
     projection_loss,
     surface_loss,
 )
-from apusmog_core.sensor.lattice import own_density
 
 ALPHA = 50.0  # milder than the paper's, so that all four neighbours count
 
@@ -110,40 +108,3 @@ def test_the_total_is_the_weighted_sum_of_its_parts():
     assert twice[1]["fine"].item() == pytest.approx(2 * plain["fine"].item(), rel=1e-5)
     assert twice[1]["coarse"].item() == pytest.approx(3 * plain["coarse"].item(), rel=1e-5)
     assert twice[0].item() == pytest.approx(sum(v.item() for v in twice[1].values()), rel=1e-5)
-
-
-def test_the_density_of_a_component_is_its_weighted_share_of_the_mixture():
-    torch.manual_seed(0)
-    factor = torch.tensor([[0.5, 0.0], [0.2, 0.4]]) * torch.tensor([1.0, 0.7, 1.6])[:, None, None]
-    weight = torch.tensor([0.2, 0.5, 0.3])
-    mixture = Mixture(torch.randn(1, 3, 2), factor[None], weight.log()[None])
-    table = mixture.table()[0].numpy()
-    for component in range(3):
-        ray = torch.randn(2)
-        normal = torch.distributions.MultivariateNormal(
-            mixture.mean[0, component], scale_tril=factor[component]
-        )
-        expected = normal.log_prob(ray) + torch.log(3 * weight[component])
-        found = own_density(*ray.tolist(), table[component])
-        assert found == pytest.approx(expected.item(), abs=1e-5)
-
-
-def test_mixture_loss_is_the_negative_log_density_of_the_rays():
-    torch.manual_seed(0)
-    points = torch.randn(1, 5, 3)
-    neighbours = nearest_in_batch(points, 5)
-    factor = torch.tensor([[0.5, 0.0], [0.2, 0.4]]).expand(1, 5, 2, 2)
-    mixture = Mixture(torch.randn(1, 5, 2) * 0.1, factor, torch.full((1, 5), -math.log(5)))
-    rays, hit = torch.randn(1, 5, 2, 3), torch.tensor([[[1, 0], [1, 1], [0, 0], [1, 1], [1, 1]]])
-    slow = []
-    for i, s in torch.nonzero(hit[0]).tolist():
-        at = points[0, i, :2] + rays[0, i, s, :2]
-        density = 0.0
-        for j in range(5):
-            normal = torch.distributions.MultivariateNormal(
-                points[0, j, :2] + mixture.mean[0, j], scale_tril=factor[0, j]
-            )
-            density += normal.log_prob(at).exp().item()
-        slow.append(-math.log(density))
-    fast = mixture_loss(mixture, points, neighbours, rays, hit)
-    assert fast.item() == pytest.approx(sum(slow) / len(slow), rel=1e-4)

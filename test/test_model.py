@@ -23,10 +23,9 @@ def small(preset="shape", **changes) -> ApuSmog:
     return network.eval()
 
 
-def run(network: ApuSmog, points: torch.Tensor, noise: torch.Tensor, order=None):
+def run(network: ApuSmog, points: torch.Tensor, noise: torch.Tensor):
     near = nearest_in_batch(points, network.config.neighbours)
-    context = torch.zeros(*points.shape[:2], 2) if network.config.domain == "sensor" else None
-    return network(points, near, noise, context)
+    return network(points, near, noise)
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def noise():
     return torch.randn(2, 40, 3, 2, generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", ["paper", "shape"])
 def test_gradients_reach_means_and_covariances_of_the_mixture(preset, cloud, noise):
     network = small(preset)
     out, mixture = run(network, cloud, noise)
@@ -91,7 +90,7 @@ def test_allocation_is_exact_and_leaves_no_component_empty(ratio):
         assert ratio < 1 or counts.min() >= 1
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", ["paper", "shape"])
 def test_output_is_equivariant_to_the_order_of_the_input(preset, cloud, noise):
     network = small(preset)
     order = torch.randperm(40)
@@ -109,7 +108,7 @@ def test_output_is_equivariant_to_translation_and_scale(preset, cloud, noise):
     assert torch.allclose(moved.fine, direct.fine * 7 + torch.tensor([3.0, -2.0, 1.0]), atol=1e-3)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", ["paper", "shape"])
 @pytest.mark.parametrize("shape", ["flat", "line", "duplicates", "single"])
 def test_degenerate_patches_give_finite_results(preset, shape, cloud):
     points = cloud[:1].clone()

@@ -158,10 +158,14 @@ def test_the_points_budget_serves_the_fewest_points_first_and_the_rest_passes_th
         assert grown == (4 * own if own in (44, 57) else own)
 
 
-def test_a_budget_below_the_measured_points_lets_all_of_them_pass():
-    dense = pipeline(max_points_out=10).process(scan(), ratio=4)
-    assert len(dense.points) == sum(SIZES) and "5 of 5" in dense.limited
+@pytest.mark.parametrize("ratio", [0.9, 4.0])
+def test_a_budget_below_the_measured_points_thins_all_of_them_alike(ratio):
+    dense = pipeline(max_points_out=1000).process(scan(), ratio=ratio)
+    assert len(dense.points) == 1000 and "thinned to 1000" in dense.limited
     assert not dense.generated.any()
+    share = np.bincount(dense.instance)[1:] / np.bincount(dense.segments.instance)[1:]
+    assert np.ptp(share) < 0.03
+    np.testing.assert_array_equal(dense.points, dense.segments.points[dense.source])
 
 
 def test_the_time_budget_is_held_from_the_first_scan_on():

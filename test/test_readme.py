@@ -63,6 +63,26 @@ def test_every_make_target_exists():
     assert {words[0] for words in commands("make")} <= targets
 
 
+def test_bare_make_explains_every_target():
+    import subprocess
+
+    said = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    targets = re.search(r"^.PHONY: help (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    assert [name for name in targets.split() if f"make {name}" not in said] == []
+
+
+def test_every_command_on_the_samples_runs(tmp_path, monkeypatch, capsys):
+    on_samples = [
+        words for words in commands("apusmog") if any(word.startswith("samples/") for word in words)
+    ]
+    if not on_samples:
+        pytest.skip("the README has no command on the samples")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["samples", "samples"]) == 0
+    for words in on_samples:
+        assert cli.main(words) == 0, words
+
+
 def test_every_launch_argument_and_parameter_exists():
     launch = (ROOT / "launch" / "upsample.launch.py").read_text()
     arguments = re.findall(r"(\w+):=", "".join(blocks("bash")))
@@ -80,6 +100,8 @@ def test_the_python_runs(tmp_path, monkeypatch, capsys):
     write_points(tmp_path / "cloud.ply", wall)
     write_points(tmp_path / "street" / "scan.ply", wall)
     monkeypatch.chdir(tmp_path)
+    assert cli.main(["samples", "samples"]) == 0
+    capsys.readouterr()
     names = {}
     for code in blocks("python"):
         exec(code, names)

@@ -83,7 +83,8 @@ def test_rings_have_the_elevations_of_the_table(town, name):
 
 def test_beam_tables_are_those_of_the_makers():
     rings = {name: len(beams.elevation) for name, beams in BEAMS.items()}
-    assert rings == {"HDL-64E": 64, "VLP-16": 16, "VLP-32C": 32, "OS1-64": 64, "OS1-128": 128}
+    published = {"HDL-64E": 64, "VLP-16": 16, "VLP-32C": 32, "OS1-64": 64, "OS1-128": 128}
+    assert published.items() <= rings.items()
     for beams in BEAMS.values():
         assert (np.diff(beams.elevation) < 0).all()
     hdl = BEAMS["HDL-64E"].elevation

@@ -2,6 +2,7 @@
 """Any cloud, any ratio: exact counts, nothing lost, clear refusals."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,11 +10,10 @@ import torch
 from scipy.spatial import cKDTree
 
 from apusmog_core import Upsampler, compute
-from apusmog_core.config import PRESETS, ModelConfig
+from apusmog_core.config import PRESETS
 from apusmog_core.geometry import farthest, geodesic_patches
-from apusmog_core.model import ApuSmog
 from apusmog_core.surface import choose
-from apusmog_core.weights import save, shipped
+from apusmog_core.weights import build_network, save, shipped
 
 RATIOS = (0.5, 1, 1.5, 1.98, 2.34, 3.45, 4, 4.93, 7.72, 9.51, 18.11, 22.86)
 EYE = (0.0, 0.0, 0.0)
@@ -23,8 +23,8 @@ EYE = (0.0, 0.0, 0.0)
 def up(request):
     """Small networks without training: what is tested here holds for any weights."""
     torch.manual_seed(0)
-    values = {**vars(PRESETS[request.param]), "width": 16, "neighbours": 6}
-    return Upsampler(ApuSmog(ModelConfig(**values)))
+    few = {} if request.param == "lidar" else {"neighbours": 6}
+    return Upsampler(build_network(replace(PRESETS[request.param], width=16, **few)))
 
 
 def ball(count: int, seed: int = 0) -> np.ndarray:
@@ -199,7 +199,7 @@ def test_relaxed_points_are_more_even_and_nearer_to_the_surface():
 
 
 def test_several_threads_give_the_cloud_of_one_and_leave_torch_as_it_was():
-    up = Upsampler(ApuSmog(ModelConfig(**{**vars(PRESETS["lidar"]), "width": 16})))
+    up = Upsampler(build_network(PRESETS["lidar"]))
     clouds = [ball(700, seed) for seed in range(5)]
     before, results, later = torch.get_num_threads(), [], []
     try:

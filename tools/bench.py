@@ -226,7 +226,8 @@ def segment() -> Iterator[Row]:
             holds=ms <= dbscan / 5,
         )
     if drive().boxes:
-        labelled, found = tracklet_recall(drive(), [segmenter(s.points, s.ring)[1] for s in drive()])
+        labels = [segmenter(scan.points, scan.ring)[1] for scan in drive()]
+        labelled, found = tracklet_recall(drive(), labels)
         yield Row(
             "segment",
             "labelled objects that are one cluster",

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from . import calibrate, clouds, networks, scan, scores
+from . import calibrate, clouds, completion, networks, scan, scores
 from .arguments import missing_package, one_line, say
 
 COMMANDS = {  # name: its arguments, what it does, help
@@ -49,22 +52,42 @@ COMMANDS = {  # name: its arguments, what it does, help
         "write simulated LiDAR scans as a KITTI drive",
     ),
     "bag": (clouds.add_bag, clouds.bag, "convert a KITTI drive to a rosbag2"),
+    "warm-up": (
+        networks.add_warm_up,
+        networks.warm_up,
+        "compile now what the first scan or cloud would wait for",
+    ),
     "export": (networks.add_export, networks.export, "export a network to ONNX"),
     "samples": (clouds.add_samples, clouds.samples, "write small clouds to try everything on"),
     "view": (clouds.add_view, clouds.view, "make a 3-D page of clouds, bags or folders"),
+    "completion": (
+        completion.add_completion,
+        completion.completion,
+        "print a script that completes commands in your shell",
+    ),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0, 1 (failed), 2 (bad usage or input) or 130 (Ctrl-C)."""
+    """Run one command; the exit code is 0, 1 (failed, or a part of the input was skipped),
+    2 (bad usage or input), 130 (Ctrl-C) or 143 (terminated)."""
     args = build_parser().parse_args(argv)
+    skipped = []
+
+    def show(message, *_, **__) -> None:
+        say(f"warning: {message}")
+        skipped.extend([message] if str(message).startswith("skipped ") else [])
+
     try:
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
-            return args.run(args) or 0
+        with warnings.catch_warnings(), _termination_raises():
+            warnings.showwarning = show
+            return args.run(args) or (1 if skipped else 0)
     except KeyboardInterrupt:
         say("interrupted")
         return 130
+    except Terminated:
+        say("terminated")
+        return 143
     except BrokenPipeError:  # the reader of our output has gone, as in `apusmog ... | head`
         sys.stdout = None
         return 1
@@ -73,11 +96,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except (OSError, ImportError) as error:
         say(f"error: {missing_package(error)}")
+        return 2 if getattr(error, "errno", None) == errno.ENAMETOOLONG else 1
+    except MemoryError:
+        say("error: not enough memory")
         return 1
 
 
+class Terminated(SystemExit):
+    """SIGTERM, as an exception: what is half written is removed on the way out."""
+
+
+@contextmanager
+def _termination_raises() -> Iterator[None]:
+    def stop(*_):
+        raise Terminated(143)
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread: whoever called has its own way
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, like every other error."""
+    """Says what is wrong in one line, like every other error; `details` end the help."""
+
+    details: Callable[[], str] | None = None  # only called for help, since it may load libraries
+
+    def format_help(self) -> str:
+        if self.details:
+            self.epilog = self.details()
+        return super().format_help()
 
     def error(self, message: str):
         say(f"error: {message} (see '{self.prog} --help')")
@@ -89,11 +142,17 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="apusmog",
         description="Make sparse point clouds dense, by any real ratio, with APU-SMOG.",
-        epilog="'apusmog COMMAND --help' explains a command.",
+        epilog="'apusmog COMMAND --help' explains a command; 'apusmog samples OUT' writes clouds "
+        "to try them on.",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (add_arguments, run, help) in COMMANDS.items():
-        command = commands.add_parser(name, help=help, description=help)
+        command = commands.add_parser(
+            name,
+            help=help,
+            description=help,
+            formatter_class=argparse.RawDescriptionHelpFormatter,  # lists stay lists
+        )
         command.set_defaults(run=run)
         add_arguments(command)
     return parser

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from contextlib import suppress
 
 from .progress import waiting
 
+LONGEST_ERROR = 1000  # characters
 CLOUDS = ".xyz .ply .pcd .bin .npy .npz"
 LIBRARIES = "libusb-1.0-0 libgl1 libegl1 libx11-6 libgomp1"  # of the system, for Open3D
 EXTRAS = {  # module: the extra of setup.py that installs it
@@ -34,6 +36,20 @@ def ratio(text: str) -> float:
     return value
 
 
+def number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return value
+
+
+def seed(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**31:
+        raise argparse.ArgumentTypeError(f"{text} is not a seed from 0 to {2**31 - 1}")
+    return value
+
+
 def share(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1:
@@ -48,18 +64,25 @@ def count(text: str) -> int:
     return value
 
 
+def stride(text: str) -> int:
+    value = int(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError(f"{text}: no ring is held out; give 2 or more")
+    return value
+
+
 def add_network(parser: argparse.ArgumentParser, weights: str = "shape") -> None:
     parser.add_argument(
         "--weights", default=weights, metavar="W", help="a shipped name or a file (%(default)s)"
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the samples (%(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the samples (%(default)s)")
 
 
 def add_origin(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--origin",
-        type=float,
+        type=number,
         nargs=3,
         metavar=("X", "Y", "Z"),
         help="where the sensor stands, for clouds seen by one (a LiDAR scan: 0 0 0)",
@@ -84,14 +107,25 @@ def add_settings(parser: argparse.ArgumentParser, example: str) -> None:
     )
 
 
+def list_settings() -> str:
+    """The pipeline's settings, for help."""
+    from apusmog_core.config import PipelineConfig
+    from apusmog_core.settings import settings
+
+    known = list(settings(PipelineConfig))
+    width = max(len(item.name) for item in known)
+    lines = [f"  {item.name:{width}}  {item.help} ({item.default})" for item in known]
+    return "settings for --set:\n" + "\n".join(lines)
+
+
 def parse_setting(text: str) -> tuple[str, object]:
     """'NAME=VALUE' with the value as YAML reads it."""
-    import yaml
+    from apusmog_core.settings import parse_yaml
 
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--set: {text!r} is not NAME=VALUE")
-    value = yaml.safe_load(value)
+    value = parse_yaml(value)
     if isinstance(value, str):  # YAML takes 5e-4 for text
         with suppress(ValueError):
             return name, float(value)
@@ -117,7 +151,19 @@ def plural(count: int, thing: str) -> str:
 
 
 def say(text: str) -> None:
-    print(f"apusmog: {text}", file=sys.stderr)
+    print(f"apusmog: {printable(text)}", file=sys.stderr)
+
+
+def tell(text: str) -> None:
+    """Print a result; what came from a file cannot steer the terminal."""
+    print(printable(text))
+
+
+def printable(text: str) -> str:
+    """The text with control characters, and what no terminal can show, as escapes."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
 
 
 def missing_package(error: ImportError | OSError) -> str:
@@ -137,4 +183,5 @@ def missing_package(error: ImportError | OSError) -> str:
 def one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split())
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= LONGEST_ERROR else text[:LONGEST_ERROR] + "..."

@@ -13,14 +13,19 @@ from .arguments import (
     add_origin,
     add_settings,
     count,
+    list_settings,
     load,
     load_pipeline,
     one_line,
     ratio,
     say,
+    seed,
     share,
+    tell,
 )
 from .progress import progress, waiting
+
+DEEPEST = 10  # octree of a mesh: one more takes gigabytes
 
 
 def add_upsample(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +52,6 @@ def add_upsample(parser: argparse.ArgumentParser) -> None:
 
 
 def upsample(args: argparse.Namespace) -> int:
-    from apusmog_core.data import read_points, write_points
-
     pairs = _pairs(args.input, args.output)
     up = load(args)
     if args.origin is not None and up.config.domain != "sensor":
@@ -59,26 +62,39 @@ def upsample(args: argparse.Namespace) -> int:
     failed, points = 0, [0, 0]
     for source, target in progress(pairs, "cloud"):
         try:
-            scan = read_points(source)
-        except ValueError as error:
-            if len(pairs) == 1:
-                raise
-            say(f"skipped {one_line(error)}")  # one bad file must not stop a folder
+            scan, made = _upsample_file(up, args, source, target)
+        except ValueError as error:  # one bad file must not stop a folder
             failed += 1
+            if failed == len(pairs):
+                raise
+            say(f"skipped {one_line(error)}")
             continue
-        if scan.ring is not None and args.origin is None:
-            warnings.warn(SCAN_HINT.format(source), stacklevel=1)
-        with waiting(f"upsampling {len(scan.points):,} points"):
-            dense = up.upsample(scan.points, args.ratio, args.keep_measured, args.origin)
-        write_points(target, dense, _nearest_intensity(scan, dense))
-        points = [points[0] + len(scan.points), points[1] + len(dense)]
+        points = [points[0] + len(scan.points), points[1] + made]
         left_out = f" ({scan.dropped} not finite left out)" if scan.dropped else ""
     if len(pairs) == 1:
-        print(f"{target}: {points[0]} points{left_out} became {points[1]}")
+        tell(f"{target}: {points[0]} points{left_out} became {points[1]}")
     else:
         done = f"{len(pairs) - failed} of {len(pairs)} clouds"
-        print(f"{args.output}: {done}, {points[0]:,} points became {points[1]:,}")
+        tell(f"{args.output}: {done}, {points[0]:,} points became {points[1]:,}")
     return 1 if failed else 0
+
+
+def _upsample_file(up, args: argparse.Namespace, source: Path, target: Path):
+    """Read, upsample and write one cloud: what was read, and how many points were written."""
+    from apusmog_core.data import read_points, write_points
+
+    scan = read_points(source)
+    if scan.ring is not None and args.origin is None:
+        warnings.warn(SCAN_HINT.format(source), stacklevel=1)
+    try:
+        with waiting(f"upsampling {len(scan.points):,} points"):
+            dense = up.upsample(scan.points, args.ratio, args.keep_measured, args.origin)
+        if not len(dense):
+            raise ValueError(f"ratio {args.ratio:g} leaves none of {len(scan.points)} points")
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+    write_points(target, dense, _nearest_intensity(scan, dense))
+    return scan, len(dense)
 
 
 SCAN_HINT = (
@@ -91,10 +107,12 @@ def _pairs(source: Path, target: Path) -> list[tuple[Path, Path]]:
     """Files to read and to write; ValueError before any work where one of them cannot be."""
     from apusmog_core.data import is_recording
     from apusmog_core.data.clouds import READERS, WRITERS
+    from apusmog_core.files import check_output
 
     if not source.exists():
         raise ValueError(f"{source}: no such file or folder")
-    if source.is_file():
+    if not source.is_dir():
+        check_output(target, source)
         if is_recording(source):
             raise ValueError(f"{source}: a recording of scans; use: apusmog scan {source} {target}")
         if target.suffix.lower() not in WRITERS:
@@ -106,9 +124,11 @@ def _pairs(source: Path, target: Path) -> list[tuple[Path, Path]]:
         raise ValueError(f"{source}: a recording of scans; use: apusmog scan {source} {target}")
     if not files:
         raise ValueError(f"{source}: no clouds in this folder; known: {', '.join(READERS)}")
-    target.mkdir(parents=True, exist_ok=True)
     if source.resolve() == target.resolve():
         raise ValueError(f"{target}: the output folder must not be the input folder")
+    target.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        check_output(target / file.name, *files)
     return [(file, target / file.name) for file in files]
 
 
@@ -132,7 +152,12 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
         help="upsample by this first (%(default)g)",
     )
     parser.add_argument(
-        "--depth", type=count, default=8, help="depth of the Poisson octree (%(default)s)"
+        "--depth",
+        type=int,
+        choices=range(1, DEEPEST + 1),
+        default=8,
+        metavar="N",
+        help=f"depth of the Poisson octree, 1 to {DEEPEST} (%(default)s)",
     )
     parser.add_argument(
         "--trim",
@@ -147,17 +172,19 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
 
 def mesh(args: argparse.Namespace) -> None:
     from apusmog_core.data import read_points
+    from apusmog_core.files import check_output
     from apusmog_core.surface.mesh import MESHES, reconstruct
 
     if args.output.suffix.lower() not in MESHES:
         raise ValueError(f"{args.output}: unknown kind of mesh; known: {', '.join(MESHES)}")
+    check_output(args.output, args.input)
     scan = read_points(args.input)
     up = load(args)
     with waiting(f"upsampling {len(scan.points):,} points"):
         dense = up.upsample(scan.points, args.ratio, origin=args.origin)
     with waiting(f"reconstructing a surface from {len(dense):,} points"):
         vertices, triangles = reconstruct(dense, args.output, args.origin, args.depth, args.trim)
-    print(f"{args.output}: {vertices} vertices, {triangles} triangles from {len(dense)} points")
+    tell(f"{args.output}: {vertices} vertices, {triangles} triangles from {len(dense)} points")
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
@@ -168,7 +195,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sensor",
         default="HDL-64E",
-        help="HDL-64E (%(default)s), VLP-16 ...; an unknown name lists all",
+        help="one of the list below (%(default)s)",
     )
     parser.add_argument(
         "--meshes",
@@ -176,16 +203,26 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="road meshes with a MANIFEST.tsv, beside the built-in ones",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the street (%(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the street (%(default)s)")
+    parser.details = _list_sensors
+
+
+def _list_sensors() -> str:
+    from apusmog_core.simulate.sensor import BEAMS
+
+    lines = [f"  {name:10}{len(beams.elevation)} rings" for name, beams in BEAMS.items()]
+    return "sensors:\n" + "\n".join(lines)
 
 
 def simulate(args: argparse.Namespace) -> None:
+    from apusmog_core.files import check_new_folder
     from apusmog_core.simulate.sensor import Sensor
     from apusmog_core.simulate.street import drive, write_kitti
 
+    check_new_folder(args.output)
     scans = drive(args.frames, args.seed, Sensor.named(args.sensor), args.meshes)
     count = write_kitti(progress(scans, "scan", args.frames), args.output)
-    print(f"{args.output}: {count} scans of a simulated {args.sensor}")
+    tell(f"{args.output}: {count} scans of a simulated {args.sensor}")
 
 
 def add_bag(parser: argparse.ArgumentParser) -> None:
@@ -205,7 +242,7 @@ def bag(args: argparse.Namespace) -> None:
 
     with waiting(f"converting {args.kitti}"):
         count = convert(args.kitti, args.output, args.format)
-    print(f"{args.output}: {count} scans")
+    tell(f"{args.output}: {count} scans")
 
 
 def add_samples(parser: argparse.ArgumentParser) -> None:
@@ -216,7 +253,7 @@ def samples(args: argparse.Namespace) -> None:
     from apusmog_core.samples import write_samples
 
     for path, about in write_samples(args.output).items():
-        print(f"{path}: {about}")
+        tell(f"{path}: {about}")
 
 
 def add_view(parser: argparse.ArgumentParser) -> None:
@@ -239,6 +276,7 @@ def add_view(parser: argparse.ArgumentParser) -> None:
         help="also show the objects upsampled by these ratios",
     )
     add_settings(parser, "cluster.min_points=8")
+    parser.details = list_settings
 
 
 def view(args: argparse.Namespace) -> None:
@@ -256,4 +294,4 @@ def view(args: argparse.Namespace) -> None:
     )
     if notice:
         say(notice)
-    print(f"{page}: open it in a browser")
+    tell(f"{page}: open it in a browser")

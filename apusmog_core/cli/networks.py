@@ -6,7 +6,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .arguments import add_settings, count, parse_setting, say
+from .arguments import add_settings, count, number, parse_setting, say, seed, tell
+from .progress import waiting
 from .scores import print_table
 
 
@@ -27,7 +28,7 @@ def train(args: argparse.Namespace) -> None:
     config = with_values(config, dict(map(parse_setting, args.set)))
     from apusmog_core.training.loop import train
 
-    print(f"{train(config, resume=args.resume, start_from=args.start)}: written")
+    tell(f"{train(config, resume=args.resume, start_from=args.start)}: written")
 
 
 def add_train_cleaner(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +39,7 @@ def add_train_cleaner(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache", type=Path, metavar="FOLDER", help="for samplings; empty: beside the weights"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything (%(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of everything (%(default)s)")
 
 
 def train_cleaner(args: argparse.Namespace) -> None:
@@ -50,13 +51,13 @@ def train_cleaner(args: argparse.Namespace) -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     cache = args.cache or args.out.parent / "cache"
     save_cleaner(train_cleaner(args.meshes, cache, args.seed), args.out)
-    print(f"{args.out}: written; to use it: upsampler.cleaner = load_cleaner({str(args.out)!r})")
+    tell(f"{args.out}: written; to use it: upsampler.cleaner = load_cleaner({str(args.out)!r})")
 
 
 def add_smooth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("meshes", type=Path, metavar="MESHES", help="a folder of meshes")
     parser.add_argument("output", type=Path, metavar="OUT", help="the folder to write")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything (%(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of everything (%(default)s)")
 
 
 def smooth(args: argparse.Namespace) -> None:
@@ -64,20 +65,20 @@ def smooth(args: argparse.Namespace) -> None:
     from apusmog_core.training.patches import find_meshes
 
     smooth_copies(find_meshes(args.meshes), args.output, args.seed)
-    print(f"{args.output}: written")
+    tell(f"{args.output}: written")
 
 
 def add_creatures(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", type=Path, metavar="OUT", help="the folder to write")
     parser.add_argument("--count", type=count, default=180, help="how many (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything (%(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of everything (%(default)s)")
 
 
 def creatures(args: argparse.Namespace) -> None:
     from apusmog_core.training.creatures import write_creatures
 
     write_creatures(args.output, args.count, args.seed)
-    print(f"{args.output}: written")
+    tell(f"{args.output}: written")
 
 
 def add_finetune(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +98,7 @@ def add_finetune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=count, default=400, metavar="N", help="optimiser steps (%(default)s)"
     )
-    parser.add_argument("--rate", type=float, default=1e-4, help="learning rate (%(default)g)")
+    parser.add_argument("--rate", type=number, default=1e-4, help="learning rate (%(default)g)")
     parser.add_argument(
         "--frames",
         type=count,
@@ -106,18 +107,21 @@ def add_finetune(parser: argparse.ArgumentParser) -> None:
         help="most scans to use, spread evenly; the last fifth is held out (%(default)s)",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything (%(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of everything (%(default)s)")
 
 
 def finetune(args: argparse.Namespace) -> int:
+    from apusmog_core.files import check_output
     from apusmog_core.training.finetune import finetune
+    from apusmog_core.weights import find
 
+    check_output(args.out, find(args.weights))
     keys = ("force", "steps", "rate", "frames", "device", "seed")
     options = {key: getattr(args, key) for key in keys}
     outcome = finetune(args.scans, args.weights, args.out, **options)
     print_table(outcome.rows)
     if outcome.written:
-        print(f"{args.out}: written")
+        tell(f"{args.out}: written")
         return 0
     say(
         f"error: {args.out}: not written, the score on held-out scans got worse; try more scans, "
@@ -130,14 +134,31 @@ def add_info(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("weights", metavar="WEIGHTS", help="a shipped name or a file")
 
 
+USES = {  # domain of the mixture: what the weights are for
+    "sensor": "objects of LiDAR scans, seen from the sensor (the node, apusmog scan)",
+    "canonical": "shapes and other clouds without a viewpoint (apusmog upsample)",
+}
+
+
 def info(args: argparse.Namespace) -> None:
+    from apusmog_core.config import ModelConfig
+    from apusmog_core.settings import flatten, from_dict
     from apusmog_core.weights import find, read
 
-    stored = read(args.weights)
-    print(f"file: {find(args.weights)}")
-    for title in ("card", "model"):
-        for name, value in stored.get(title, {}).items():
-            print(f"{title}.{name}: {value}")
+    path, stored = find(args.weights), read(args.weights)
+    model, card = from_dict(ModelConfig, stored["model"]), stored.get("card", {})
+    size = sum(value.numel() for value in stored["state"].values())
+    lines = {"for": USES[model.domain], "file": path, "parameters": f"{size:,}"}
+    lines |= {name.replace("_", " "): value for name, value in card.items() if name not in lines}
+    usual = flatten(ModelConfig())
+    changed = {name: value for name, value in flatten(model).items() if value != usual[name]}
+    lines["network"] = ", ".join(f"{name} {value}" for name, value in changed.items())
+    page = path.with_suffix(".md")
+    if page.is_file():
+        lines["more"] = f"{page}: data, scores and known limits"
+    tell(path.stem)
+    for name, value in lines.items():
+        tell(f"  {name + ':':18}{value}")
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
@@ -146,7 +167,27 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def export(args: argparse.Namespace) -> None:
-    from apusmog_core.export import export_onnx
+    from apusmog_core.export import describe_ports, export_onnx
 
-    export_onnx(args.weights, args.onnx)
-    print(f"{args.onnx}: written")
+    with waiting("tracing the network"):
+        export_onnx(args.weights, args.onnx)
+    tell(f"{args.onnx}: written")
+    print(describe_ports(args.weights))
+
+
+def add_warm_up(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--weights", default="lidar", metavar="W", help="a shipped name or a file")
+
+
+def warm_up(args: argparse.Namespace) -> None:
+    """Fill the cache of machine code, as an image or an installation does once."""
+    from apusmog_core.compute import CODE_FOLDER, cache_complaint
+    from apusmog_core.config import PipelineConfig
+    from apusmog_core.pipeline import ScanPipeline
+
+    say("compiling, which takes up to a minute the first time")
+    ScanPipeline(PipelineConfig(weights=args.weights, device="cpu")).warm_up()
+    if complaint := cache_complaint():
+        say(f"warning: {complaint}")
+    else:
+        print(f"{CODE_FOLDER}: ready")

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .arguments import add_settings, load_pipeline, plural, ratio, say
+from .arguments import add_settings, list_settings, load_pipeline, plural, ratio, say, tell
 from .progress import progress, waiting
 
 FORMATS = ("bag", "pcd", "ply", "npz")
@@ -41,12 +41,16 @@ def add_scan(parser: argparse.ArgumentParser) -> None:
         "--topic", default="", help="topic of a bag to read (the one with most clouds)"
     )
     add_settings(parser, "cluster.min_points=8 weights=mine.pt")
+    parser.details = list_settings
 
 
 def scan(args: argparse.Namespace) -> int:
     from apusmog_core.data import open_scans
     from apusmog_core.data.dense_files import dense_columns, open_output
+    from apusmog_core.files import check_output
 
+    if args.output.is_file():
+        check_output(args.output, args.input)
     scans = open_scans(args.input, args.topic)
     topic = "/upsampler/scene" if args.scene else "/upsampler/dense"  # as the node names them
     with open_output(args.output, args.format, len(scans), topic) as write:
@@ -60,7 +64,7 @@ def scan(args: argparse.Namespace) -> int:
         summary.unreadable = scans.skipped
         if not summary.scans:
             raise ValueError(f"{args.input}: none of its {len(scans)} scans could be read")
-    print(f"{args.output}: {summary.total()}")
+    tell(f"{args.output}: {summary.total()}")
     for line in summary.not_found():
         say(line)
     return 1 if summary.unreadable else 0

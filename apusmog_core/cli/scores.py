@@ -6,7 +6,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .arguments import add_network, count, load, ratio, say
+from .arguments import add_network, count, load, number, ratio, say, stride
+from .progress import progress, waiting
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,7 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--noise",
-        type=float,
+        type=number,
         nargs="+",
         default=[0.0],
         metavar="D",
@@ -81,9 +82,10 @@ def evaluate_shapes(args: argparse.Namespace) -> None:
         shapes = load_shapes(args.folder, size)
         for by in args.ratio:
             for noise in args.noise:
-                scored = score_shapes(_progress(shapes), methods, by, noise, args.seed)
+                scored = score_shapes(progress(shapes, "shape"), methods, by, noise, args.seed)
                 rows += scored
-                print_table(scored)
+                print_table(scored, explain=False)
+    print_meanings(rows)
     _write_results(args.out, rows)
 
 
@@ -94,7 +96,7 @@ def _add_rings(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="SCANS",
         nargs="?",
-        help="a KITTI drive, a bag or a folder of scans with rings",
+        help="a KITTI drive, a bag, a folder of scans with rings, or one such scan",
     )
     parser.add_argument(
         "--holdout",
@@ -115,11 +117,16 @@ def _add_rings(parser: argparse.ArgumentParser) -> None:
         help="road meshes for --simulate, beside the built-in ones",
     )
     parser.add_argument(
+        "--sensor",
+        metavar="NAME",
+        help="for --simulate: HDL-64E (the default), VLP-16 ...; an unknown name lists all",
+    )
+    parser.add_argument(
         "--stride",
-        type=count,
+        type=stride,
         default=2,
         metavar="N",
-        help="every how many rings are kept (%(default)s)",
+        help="every N-th ring is given, those between are held out (%(default)s)",
     )
     parser.add_argument(
         "--calibrate",
@@ -147,27 +154,33 @@ def evaluate_rings(args: argparse.Namespace) -> None:
     from apusmog_core.evaluation import rings
 
     _check_results(args.out)
-    if args.stride < 2:
-        raise ValueError(f"--stride {args.stride}: no ring is held out; give 2 or more")
     if (args.scans is None) == (args.simulate is None):
         raise ValueError("evaluate rings: give SCANS, or --simulate FRAMES")
+    if args.sensor and not args.simulate:
+        raise ValueError(f"--sensor {args.sensor}: only simulated scans (--simulate) have a choice")
     up = None if args.baselines else load(args)
-    points = args.points or rings.SCORED_POINTS
-    if args.simulate:
-        cases = rings.simulated_cases(
-            args.simulate, args.seed, meshes=args.meshes, points=points, stride=args.stride
-        )
-    elif args.holdout:
-        cases = rings.ring_cases(args.scans, args.holdout, args.stride)
-    else:
-        cases = rings.found_cases(args.scans, args.frames, points, stride=args.stride)
+    with waiting("finding objects"):
+        cases = _ring_cases(args)
     calibrations = rings.calibrate_frames(cases, args.scans) if args.calibrate else None
     for frame, calibration in (calibrations or {}).items():
         if not calibration.converged:
             say(f"{frame}: {calibration.scans} other scans are too few to calibrate from")
-    rows = rings.evaluate_rings(cases, up, args.weights, calibrations)
+    with waiting(f"scoring {len(cases)} objects"):
+        rows = rings.evaluate_rings(cases, up, args.weights, calibrations)
     print_table(rows)
     _write_results(args.out, rows)
+
+
+def _ring_cases(args: argparse.Namespace):
+    from apusmog_core.evaluation import rings
+
+    options = dict(points=args.points or rings.SCORED_POINTS, stride=args.stride)
+    if args.simulate:
+        sensor = args.sensor or "HDL-64E"
+        return rings.simulated_cases(args.simulate, args.seed, sensor, args.meshes, **options)
+    if args.holdout:
+        return rings.ring_cases(args.scans, args.holdout, args.stride)
+    return rings.found_cases(args.scans, args.frames, **options)
 
 
 def _add_ablation(parser: argparse.ArgumentParser) -> None:
@@ -201,16 +214,20 @@ def evaluate_ablation(args: argparse.Namespace) -> None:
     _write_results(args.out, rows)
 
 
-def _progress(items):
-    from tqdm import tqdm
-
-    return tqdm(items, unit="shape", leave=False, disable=None)
-
-
-def print_table(rows) -> None:
+def print_table(rows, explain: bool = True) -> None:
     from apusmog_core.evaluation.tables import format_table
 
     print(format_table(rows), flush=True)
+    if explain:
+        print_meanings(rows)
+
+
+def print_meanings(rows) -> None:
+    """What the columns are, below a table."""
+    from apusmog_core.evaluation.tables import explain_columns
+
+    if rows:
+        print("\n" + explain_columns(rows), flush=True)
 
 
 def _check_results(paths: list[Path]) -> None:
@@ -218,6 +235,8 @@ def _check_results(paths: list[Path]) -> None:
     for path in paths:
         if path.suffix not in (".csv", ".json"):
             raise ValueError(f"{path}: results are written as .csv or .json")
+        if path.is_dir():
+            raise ValueError(f"{path}: a folder; name a file to write")
         if not path.absolute().parent.is_dir():
             raise ValueError(f"{path}: no such folder to write to")
 
@@ -227,3 +246,4 @@ def _write_results(paths: list[Path], rows) -> None:
 
     for path in paths:
         write_rows(path, rows)
+        print(f"{path}: {len(rows)} rows")

@@ -30,6 +30,8 @@ def open_scans(path: str | Path, topic: str = "") -> ScanFiles | BagScans:
         return ScanFiles([path])
     if is_kitti(path):
         return KittiDrive(path)
+    if not path.is_dir():
+        raise ValueError(f"{path}: neither a regular file nor a folder")
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in READERS)
     if not files:
         raise ValueError(

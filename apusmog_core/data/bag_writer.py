@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from ..files import check_new_folder, written_whole
 from .kitti import KittiDrive
 from .pointcloud2 import DATATYPES
 
@@ -25,36 +27,45 @@ def convert(kitti_dir: str | Path, out: str | Path, format: str = "mcap") -> int
     """Write a KITTI drive's scans, and its poses as /tf, to a new rosbag2; the number of scans."""
     if format not in FORMATS:
         raise ValueError(f"format: {format!r} is not one of {', '.join(FORMATS)}")
-    if Path(out).exists():
-        raise ValueError(f"{out}: exists already; name a new folder")
+    check_new_folder(out)
     try:
         from rosbags.rosbag2 import StoragePlugin, Writer
         from rosbags.typesys import Stores, get_typestore
     except ImportError as error:
         raise ValueError("bags need rosbags: pip install rosbags") from error
-    drive = KittiDrive(kitti_dir)
-    store = get_typestore(Stores.ROS2_JAZZY)
-    with Writer(out, version=9, storage_plugin=StoragePlugin[format.upper()]) as bag:
+    drive, plugin = KittiDrive(kitti_dir), StoragePlugin[format.upper()]
+    try:
+        with written_whole(out) as place, Writer(place, version=9, storage_plugin=plugin) as bag:
+            written = _write_drive(drive, bag, get_typestore(Stores.ROS2_JAZZY))
+            if not written:
+                raise ValueError(f"{kitti_dir}: no scan could be read; no bag is written")
+    except sqlite3.Error as error:  # a full disk, for one
+        raise OSError(f"{out}: the bag could not be written ({error})") from error
+    return written
 
-        def writer(topic: str, kind: str):
-            connection = bag.add_connection(topic, kind, typestore=store)
-            return lambda stamp, msg: bag.write(connection, stamp, store.serialize_cdr(msg, kind))
 
-        write_cloud = writer(TOPIC, "sensor_msgs/msg/PointCloud2")
+def _write_drive(drive: KittiDrive, bag, store) -> int:
+    """Scans and poses to an open bag; the number of scans that could be read."""
+
+    def writer(topic: str, kind: str):
+        connection = bag.add_connection(topic, kind, typestore=store)
+        return lambda stamp, msg: bag.write(connection, stamp, store.serialize_cdr(msg, kind))
+
+    write_cloud = writer(TOPIC, "sensor_msgs/msg/PointCloud2")
+    if drive.poses is not None:
+        write_pose = writer("/tf", "tf2_msgs/msg/TFMessage")
+    written = 0
+    for at, file in enumerate(drive.files):
+        stamp = round(drive.stamps[at] * 1e9)
+        try:
+            data = read_bin(file)
+        except (OSError, ValueError) as error:
+            warnings.warn(f"skipped {error}", stacklevel=2)
+            continue
         if drive.poses is not None:
-            write_pose = writer("/tf", "tf2_msgs/msg/TFMessage")
-        written = 0
-        for at, file in enumerate(drive.files):
-            stamp = round(drive.stamps[at] * 1e9)
-            try:
-                data = read_bin(file)
-            except (OSError, ValueError) as error:
-                warnings.warn(f"skipped {error}", stacklevel=2)
-                continue
-            if drive.poses is not None:
-                write_pose(stamp, _pose(store.types, stamp, drive.poses[at]))
-            write_cloud(stamp, _cloud(store.types, stamp, FRAME, np.frombuffer(data, KITTI_POINT)))
-            written += 1
+            write_pose(stamp, _pose(store.types, stamp, drive.poses[at]))
+        write_cloud(stamp, _cloud(store.types, stamp, FRAME, np.frombuffer(data, KITTI_POINT)))
+        written += 1
     return written
 
 
@@ -77,6 +88,8 @@ def cloud_writer(out: Path, topic: str) -> Iterator[Callable[[int, str, np.ndarr
 
 def read_bin(file: Path) -> bytes:
     """A KITTI scan as the bytes it is, which are also those of the message."""
+    if not file.is_file():
+        raise ValueError(f"{file}: not a regular file")
     data = file.read_bytes()
     if len(data) % KITTI_POINT.itemsize:
         raise ValueError(f"{file}: {len(data)} bytes are no whole number of points; truncated?")
@@ -84,7 +97,10 @@ def read_bin(file: Path) -> bytes:
 
 
 def clouds(path: str | Path, topic: str) -> Iterator[tuple[int, object]]:
-    """(time of recording in ns, PointCloud2 as rosbags gives it) of one topic of a bag."""
+    """(time of recording in ns, PointCloud2 as rosbags gives it) of one topic of a bag.
+
+    Instead of a message that cannot be decoded comes the exception that says why.
+    """
     from rosbags.highlevel import AnyReader
     from rosbags.typesys import Stores, get_typestore
 
@@ -92,7 +108,11 @@ def clouds(path: str | Path, topic: str) -> Iterator[tuple[int, object]]:
     with AnyReader([Path(path)], default_typestore=get_typestore(Stores.ROS2_JAZZY)) as bag:
         chosen = [c for c in bag.connections if c.topic == topic]
         for connection, stamp, raw in bag.messages(chosen):
-            yield stamp, bag.deserialize(raw, connection.msgtype)
+            try:
+                message = bag.deserialize(raw, connection.msgtype)
+            except Exception as error:  # a broken message may fail anywhere in its decoder
+                message = error
+            yield stamp, message
 
 
 def _header(types: dict, stamp: int, frame: str):

@@ -4,22 +4,29 @@
 from __future__ import annotations
 
 import warnings
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from ..files import written_whole
 from .pointcloud2 import drop_nonfinite
+from .records import read_pcd, read_ply, write_pcd, write_ply
 
 SCAN_PERIOD = 0.1  # seconds between scans where nothing else is known
+EXACT_M = 5e-4  # metres that a coordinate may move when it is stored: it keeps its millimetres
+READ_OTHERWISE = ("x", "y", "z", "intensity", "i", "ring", "_", "")  # "_": padding of a .pcd
+MOST_EXPANSION = 100  # times the size of a file that its compressed content may have
+FARTHEST = float(np.finfo(np.float32).max)  # coordinates beyond are no coordinates
 
 
 @dataclass(frozen=True, eq=False)
 class Scan:
     """One sweep of a sensor, or any other cloud, in the sensor's frame."""
 
-    points: np.ndarray  # (n, 3) float32, finite
+    points: np.ndarray  # (n, 3) finite, float32 or, where that loses millimetres, float64
     intensity: np.ndarray | None = None  # (n,) float32
     ring: np.ndarray | None = None  # (n,) int32, 0 is the first ring of the file
     stamp: float = 0.0  # seconds
@@ -31,7 +38,7 @@ class Scan:
 
 
 class ScanFiles:
-    """A folder's files as scans; iterating skips a bad file, with a warning, and counts it."""
+    """Files as scans; iterating skips a bad one of many, with a warning, and counts it."""
 
     def __init__(self, files: Sequence[Path], stamps: Sequence[float] | None = None):
         self.files = list(files)
@@ -54,6 +61,8 @@ class ScanFiles:
             try:
                 scan = self[index]
             except ValueError as error:
+                if len(self.files) == 1:
+                    raise
                 self.skipped += 1
                 warnings.warn(f"skipped {error}", stacklevel=2)
                 continue
@@ -67,12 +76,20 @@ def read_points(path: str | Path) -> Scan:
     if reader is None:
         raise ValueError(f"{path}: unknown kind of file; known: {', '.join(READERS)}")
     try:
-        *arrays, fields = reader(path)
-        points, intensity, ring, dropped = drop_nonfinite(*arrays)
-        if dropped:
-            fields = keep_finite(arrays[0], fields)
-    except (OSError, ValueError, KeyError, EOFError) as error:
+        if path.exists() and not path.is_file():
+            raise ValueError("not a regular file")  # a pipe could wait, a device go on, for ever
+        points, intensity, ring, fields = reader(path)
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
+    points = narrowed(points)
+    far = np.flatnonzero((np.abs(points) > FARTHEST).any(axis=1))
+    if len(far):
+        points = points.copy()
+        points[far] = np.nan
+    everything = points
+    points, intensity, ring, dropped = drop_nonfinite(points, intensity, ring)
+    if dropped:
+        fields = keep_finite(everything, fields)
     if len(points) == 0:
         raise ValueError(f"{path}: no finite point in the file")
     if path.suffix.lower() == ".bin":
@@ -87,15 +104,38 @@ def write_points(
 
     The other formats are plain columns and hold x, y, z and intensity only.
     """
+    points = np.asarray(points)
+    if points.ndim != 2 or points.shape[1] != 3:
+        raise ValueError(f"{path}: expected points of shape (n, 3), got {points.shape}")
+    columns = dict(zip("xyz", points.T, strict=True))
+    if intensity is not None:
+        columns["intensity"] = np.asarray(intensity, np.float32)
+    write_columns(path, columns | {name: np.asarray(values) for name, values in fields.items()})
+
+
+def write_columns(path: str | Path, columns: dict[str, np.ndarray]) -> None:
+    """Write x, y, z and other columns (n,), whole or not at all, by the file's suffix."""
     path = Path(path)
     writer = WRITERS.get(path.suffix.lower())
     if writer is None:
         raise ValueError(f"{path}: unknown kind of file; known: {', '.join(WRITERS)}")
-    columns = {axis: np.asarray(points, np.float32)[:, i] for i, axis in enumerate("xyz")}
-    if intensity is not None:
-        columns["intensity"] = np.asarray(intensity, np.float32)
-    columns |= {name: np.asarray(values) for name, values in fields.items()}
-    writer(path, columns)
+    points = narrowed(np.stack([columns[axis] for axis in "xyz"], axis=1))
+    bad = len(points) - np.count_nonzero(np.isfinite(points).all(axis=1))
+    if bad:
+        raise ValueError(f"{path}: {bad} of {len(points)} points are not finite; not written")
+    with written_whole(path) as place:
+        writer(place, columns | dict(zip("xyz", points.T, strict=True)))
+
+
+def narrowed(points: np.ndarray) -> np.ndarray:
+    """Coordinates as float32, or as float64 where float32 could not hold their millimetres."""
+    if points.dtype == np.float32:
+        return points
+    points = points.astype(np.float64, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = points.astype(np.float32)
+        exact = not (np.abs(narrow - points) > EXACT_M).any()
+    return narrow if exact else points
 
 
 def rings_from_order(points: np.ndarray) -> np.ndarray | None:
@@ -103,6 +143,8 @@ def rings_from_order(points: np.ndarray) -> np.ndarray | None:
 
     A new ring starts where the azimuth falls back; None where the order holds no rings.
     """
+    if len(points) < 2:
+        return None
     azimuth = np.mod(np.arctan2(points[:, 1], points[:, 0]), 2 * np.pi)
     step = np.diff(azimuth)
     if np.median(step) < 0:  # a sensor that turns clockwise
@@ -125,9 +167,20 @@ def _from_table(table: np.ndarray) -> Arrays:
     """x y z, and intensity where there are exactly four columns (six would be normals)."""
     if table.ndim != 2 or table.shape[1] < 3:
         raise ValueError(f"expected rows of x y z, found an array of shape {table.shape}")
-    table = table.astype(np.float32)
-    intensity = table[:, 3].copy() if table.shape[1] == 4 else None
-    return np.ascontiguousarray(table[:, :3]), intensity, None, {}
+    if table.dtype.kind not in "fiu":
+        raise ValueError(f"expected numbers, found an array of {table.dtype}")
+    intensity = _float32(table[:, 3]) if table.shape[1] == 4 else None
+    return np.ascontiguousarray(table[:, :3], _wide(table.dtype)), intensity, None, {}
+
+
+def _wide(dtype: np.dtype) -> type:
+    """float32 or float64, whatever holds the numbers of a type."""
+    return np.float32 if np.can_cast(dtype, np.float32) else np.float64
+
+
+def _float32(values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
 
 
 def _to_table(columns: dict[str, np.ndarray]) -> np.ndarray:
@@ -144,11 +197,22 @@ def _read_bin(path: Path) -> Arrays:
 
 
 def _write_bin(path: Path, columns: dict[str, np.ndarray]) -> None:
+    if columns["x"].dtype != np.float32:
+        raise ValueError(
+            f"{path.name}: .bin files hold float32, which loses the millimetres of these "
+            "coordinates; write .ply, .pcd, .npy or .xyz, or subtract an offset first"
+        )
     _to_table({"intensity": np.zeros_like(columns["x"]), **columns}).astype("<f4").tofile(path)
 
 
 def _read_npy(path: Path) -> Arrays:
-    return _from_table(np.load(path, allow_pickle=False))
+    try:  # mapped, so that the shape is checked against the file before memory is taken
+        table = np.lib.format.open_memmap(path, mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # the header is parsed as Python, which may fail in any way
+        raise ValueError(f"not a readable .npy array ({error})") from error
+    return _from_table(table)
 
 
 def _write_npy(path: Path, columns: dict[str, np.ndarray]) -> None:
@@ -158,44 +222,41 @@ def _write_npy(path: Path, columns: dict[str, np.ndarray]) -> None:
 def _read_xyz(path: Path) -> Arrays:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an empty file is reported by the caller
-        table = np.loadtxt(path, np.float32, comments=("#", "//"), ndmin=2)
+        table = np.loadtxt(path, np.float64, comments=("#", "//"), ndmin=2)
     return _from_table(table if table.size else table.reshape(0, 3))
 
 
 def _write_xyz(path: Path, columns: dict[str, np.ndarray]) -> None:
-    np.savetxt(path, _to_table(columns), fmt="%.6g")
+    table = _to_table(columns)  # as many digits as the numbers have
+    np.savetxt(path, table, fmt="%.9g" if table.dtype == np.float32 else "%.15g")
 
 
 # --- records: files with a header that names the fields ------------------------------------------
 
-PLY_TYPES = {
-    **{"char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2", "int": "i4", "uint": "u4"},
-    **{"float": "f4", "double": "f8", "int8": "i1", "uint8": "u1", "int16": "i2", "uint16": "u2"},
-    **{"int32": "i4", "uint32": "u4", "float32": "f4", "float64": "f8"},
-}
-PLY_NAMES = {"i1": "char", "u1": "uchar", "i2": "short", "u2": "ushort"}
-PLY_NAMES |= {"i4": "int", "u4": "uint", "f4": "float", "f8": "double"}
 
-
-def _from_records(records: np.ndarray) -> Arrays:
-    names = records.dtype.names or ()
-    missing = [axis for axis in "xyz" if axis not in names]
+def _from_records(fields: dict[str, np.ndarray]) -> Arrays:
+    missing = [axis for axis in "xyz" if axis not in fields]
     if missing:
-        raise ValueError(f"no field {', '.join(missing)}; fields: {', '.join(names)}")
-    points = np.stack([records[axis].astype(np.float32) for axis in "xyz"], axis=1)
-    intensity = next(
-        (records[n].astype(np.float32) for n in ("intensity", "i") if n in names), None
-    )
-    ring = records["ring"].astype(np.int32) if "ring" in names else None
-    return points, intensity, ring, other_fields(records)
+        raise ValueError(f"no field {', '.join(missing)}; fields: {', '.join(fields)}")
+    kind = np.result_type(*(_wide(fields[axis].dtype) for axis in "xyz"))
+    points = np.stack([fields[axis].astype(kind) for axis in "xyz"], axis=1)
+    intensity = next((_float32(fields[n]) for n in ("intensity", "i") if n in fields), None)
+    ring = _rings(fields["ring"]) if "ring" in fields else None
+    others = {name: values for name, values in fields.items() if name not in READ_OTHERWISE}
+    return points, intensity, ring, others
+
+
+def _rings(values: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return values.astype(np.int32)
 
 
 def other_fields(records: np.ndarray) -> dict[str, np.ndarray]:
     """Fields of records (n,) that are not read otherwise; several values become several fields."""
     columns = {}
     for name in records.dtype.names:
-        if name in ("x", "y", "z", "intensity", "i", "ring") or "." in name:
-            continue  # a dot: padding or more values of a .pcd, by our own name
+        if name in READ_OTHERWISE:
+            continue
         values = records[name].reshape(len(records), -1)
         if values.shape[1] == 1:
             columns[name] = values[:, 0]
@@ -210,151 +271,44 @@ def keep_finite(points: np.ndarray, fields: dict[str, np.ndarray]) -> dict[str, 
     return {name: values[finite] for name, values in fields.items()}
 
 
-def to_records(columns: dict[str, np.ndarray]) -> np.ndarray:
-    """Columns as little-endian records; flags become bytes, 64-bit integers 32-bit ones."""
-    smaller = {"b1": "u1", "i8": "i4", "u8": "u4"}
-    kinds = {name: values.dtype.str[1:] for name, values in columns.items()}
-    dtype = np.dtype([(name, "<" + smaller.get(kind, kind)) for name, kind in kinds.items()])
-    records = np.empty(len(columns["x"]), dtype)
-    for name, values in columns.items():
-        records[name] = values
-    return records
-
-
-def _read_records(file, text: bool, dtype: np.dtype, count: int) -> np.ndarray:
-    """`count` records from an open file just after its header."""
-    if text:
-        rows = [file.readline().split() for _ in range(count)]
-        if any(len(row) < len(dtype) for row in rows):
-            raise ValueError(f"fewer than the {count} points that the header announces")
-        table = np.array([row[: len(dtype)] for row in rows], np.float64).reshape(count, -1)
-        return np.rec.fromarrays(table.T, dtype=dtype) if count else np.empty(0, dtype)
-    data = file.read(count * dtype.itemsize)
-    if len(data) < count * dtype.itemsize:
-        raise ValueError(
-            f"{len(data)} bytes of points where the header announces "
-            f"{count} of {dtype.itemsize}; file truncated?"
-        )
-    return np.frombuffer(data, dtype)
-
-
-def _header_line(file) -> list[str]:
-    line = file.readline(1024)
-    if not line.endswith(b"\n"):
-        raise ValueError("the header does not end")
-    return line.decode("ascii", "replace").split()
-
-
-def _read_pcd(path: Path) -> Arrays:
-    with path.open("rb") as file:
-        header: dict[str, list[str]] = {}
-        while "DATA" not in header:
-            line = _header_line(file)
-            if line:
-                header[line[0]] = line[1:]
-        form = header["DATA"][0]
-        if form == "binary_compressed":
-            return _read_compressed_pcd(path)
-        letters = {"I": "i", "U": "u", "F": "f"}
-        counts = header.get("COUNT", ["1"] * len(header["FIELDS"]))
-        layout = []
-        for at, name in enumerate(header["FIELDS"]):
-            kind = "<" + letters[header["TYPE"][at]] + header["SIZE"][at]
-            for part in range(int(counts[at])):
-                unique = name if part == 0 and name != "_" else f"{name}.{at}.{part}"
-                layout.append((unique, kind))
-        dtype = np.dtype(layout)
-        return _from_records(_read_records(file, form == "ascii", dtype, int(header["POINTS"][0])))
-
-
-def _read_compressed_pcd(path: Path) -> Arrays:
-    try:
-        import open3d as o3d
-    except ImportError as error:
-        raise ValueError("compressed .pcd files need Open3D: pip install open3d") from error
-    cloud = o3d.t.io.read_point_cloud(str(path)).point
-    fields = {name: cloud[name].numpy() for name in cloud}
-    if "positions" not in fields:
-        raise ValueError("Open3D finds no points in the file")
-    flat = {name: fields[name].reshape(-1) for name in ("intensity", "i", "ring") if name in fields}
-    intensity = flat.get("intensity", flat.get("i"))
-    return (
-        fields["positions"].astype(np.float32),
-        None if intensity is None else intensity.astype(np.float32),
-        flat["ring"].astype(np.int32) if "ring" in flat else None,
-        {},
-    )
-
-
-def _write_pcd(path: Path, columns: dict[str, np.ndarray]) -> None:
-    records = to_records(columns)
-    kinds = [records.dtype[name] for name in records.dtype.names]
-    header = [
-        "# .PCD v0.7 - Point Cloud Data file format",
-        "VERSION 0.7",
-        "FIELDS " + " ".join(records.dtype.names),
-        "SIZE " + " ".join(str(kind.itemsize) for kind in kinds),
-        "TYPE " + " ".join(kind.kind.upper() for kind in kinds),
-        "COUNT " + " ".join("1" for _ in kinds),
-        f"WIDTH {len(records)}",
-        "HEIGHT 1",
-        "VIEWPOINT 0 0 0 1 0 0 0",
-        f"POINTS {len(records)}",
-        "DATA binary",
-    ]
-    path.write_bytes("\n".join(header).encode() + b"\n" + records.tobytes())
-
-
-def _read_ply(path: Path) -> Arrays:
-    with path.open("rb") as file:
-        if _header_line(file) != ["ply"]:
-            raise ValueError("not a PLY file")
-        form, elements = "", []  # element: [name, count, [(property, type)...]]
-        while (line := _header_line(file)) != ["end_header"]:
-            if line[:1] == ["format"]:
-                form = line[1]
-            elif line[:1] == ["element"]:
-                elements.append([line[1], int(line[2]), []])
-            elif line[:1] == ["property"]:
-                elements[-1][2].append((line[-1], PLY_TYPES.get(line[1])))
-        if not elements or elements[0][0] != "vertex" or None in dict(elements[0][2]).values():
-            raise ValueError("expected vertices without lists as the first element")
-        order = ">" if form == "binary_big_endian" else "<"
-        dtype = np.dtype([(name, order + kind) for name, kind in elements[0][2]])
-        return _from_records(_read_records(file, form == "ascii", dtype, elements[0][1]))
-
-
-def _write_ply(path: Path, columns: dict[str, np.ndarray]) -> None:
-    records = to_records(columns)
-    properties = [
-        f"property {PLY_NAMES[records.dtype[name].str[1:]]} {name}" for name in records.dtype.names
-    ]
-    header = ["ply", "format binary_little_endian 1.0", f"element vertex {len(records)}"]
-    header += [*properties, "end_header"]
-    path.write_bytes("\n".join(header).encode() + b"\n" + records.tobytes())
-
-
 def _read_npz(path: Path) -> Arrays:
-    with np.load(path, allow_pickle=False) as stored:
-        return _from_records(to_records(dict(stored)))
+    size = path.stat().st_size
+    try:
+        with zipfile.ZipFile(path) as entries:
+            announced = sum(entry.file_size for entry in entries.infolist())
+            if announced > MOST_EXPANSION * size:
+                raise ValueError(f"{size} bytes announce {announced}")
+        with np.load(path, allow_pickle=False) as stored:
+            fields = {name: stored[name] for name in stored}
+    except OSError:
+        raise
+    except Exception as error:  # headers are parsed as Python, which may fail in any way
+        raise ValueError(f"not a readable .npz archive ({error})") from error
+    shapes = {values.shape for values in fields.values()}
+    kinds = {values.dtype.kind for values in fields.values()}
+    if len(shapes) != 1 or len(*shapes) != 1 or not kinds <= set("fiub"):
+        raise ValueError("expected columns of numbers, x, y, z and others, all of one length")
+    return _from_records(fields)
 
 
 def _write_npz(path: Path, columns: dict[str, np.ndarray]) -> None:
+    if "file" in columns:  # numpy's own name for the first argument
+        raise ValueError(f"{path.name}: .npz files cannot hold a field named 'file'; use .ply")
     np.savez_compressed(path, **columns)
 
 
 READERS = {
     ".bin": _read_bin,
-    ".pcd": _read_pcd,
-    ".ply": _read_ply,
+    ".pcd": lambda path: _from_records(read_pcd(path)),
+    ".ply": lambda path: _from_records(read_ply(path)),
     ".npy": _read_npy,
     ".npz": _read_npz,
     ".xyz": _read_xyz,
 }
 WRITERS = {
     ".bin": _write_bin,
-    ".pcd": _write_pcd,
-    ".ply": _write_ply,
+    ".pcd": write_pcd,
+    ".ply": write_ply,
     ".npy": _write_npy,
     ".npz": _write_npz,
     ".xyz": _write_xyz,

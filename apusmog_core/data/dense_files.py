@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+from ..files import check_new_folder, written_whole
 from .bag_writer import FRAME, cloud_writer
-from .clouds import READERS, Scan, to_records, write_points
+from .clouds import READERS, Scan, write_columns
+from .records import to_records
 
 SUFFIXES = (".pcd", ".ply", ".npz")
 Columns = dict[str, np.ndarray]
@@ -54,35 +55,24 @@ def open_output(out: Path, format: str, count: int, topic: str) -> Iterator[Writ
     elif out.suffix.lower() in (*READERS, ".bag", ".db3", ".mcap"):
         known = ", ".join(SUFFIXES)
         raise ValueError(f"{out}: not written as such; known: {known}, or name a folder for a bag")
-    elif out.exists():
-        raise ValueError(f"{out}: exists already; name a new folder")
     elif format == "bag":
+        check_new_folder(out)
         with _new_bag(out, topic) as write:
             yield write
     else:
-        out.mkdir(parents=True)
-        yield lambda scan, columns: write_columns(out / f"{scan.name}.{format}", columns)
-
-
-def write_columns(path: Path, columns: Columns) -> None:
-    others = {name: values for name, values in columns.items() if name not in "xyz"}
-    write_points(path, np.stack([columns[axis] for axis in "xyz"], axis=1), **others)
+        check_new_folder(out)
+        with written_whole(out) as place:
+            place.mkdir()
+            yield lambda scan, columns: write_columns(place / f"{scan.name}.{format}", columns)
 
 
 @contextmanager
 def _new_bag(out: Path, topic: str) -> Iterator[Write]:
     """A bag that is there, whole, after the last scan, or not at all."""
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-        with cloud_writer(partial / out.name, topic) as write:
+    with written_whole(out) as place, cloud_writer(place, topic) as write:
 
-            def write_scan(scan: Scan, columns: Columns) -> None:
-                stamp = scan.stamp_ns if scan.stamp_ns is not None else round(scan.stamp * 1e9)
-                write(stamp, scan.frame or FRAME, to_records(columns))
+        def write_scan(scan: Scan, columns: Columns) -> None:
+            stamp = scan.stamp_ns if scan.stamp_ns is not None else round(scan.stamp * 1e9)
+            write(stamp, scan.frame or FRAME, to_records(columns))
 
-            yield write_scan
-        (partial / out.name).rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        yield write_scan

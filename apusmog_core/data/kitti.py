@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -12,7 +13,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
-from scipy.spatial.transform import Rotation
 
 from .clouds import SCAN_PERIOD, ScanFiles
 
@@ -59,8 +59,8 @@ class KittiDrive(ScanFiles):
             return []
         parse = _seconds if self.raw else float
         try:
-            return [parse(line) for line in file.read_text().split("\n") if line]
-        except ValueError as error:
+            return [parse(line) for line in file.read_text().split("\n") if line.strip()]
+        except (OSError, ValueError) as error:
             raise ValueError(f"{file}: {error}") from error
 
     @cached_property
@@ -79,7 +79,7 @@ class KittiDrive(ScanFiles):
         if not calibration.is_file():  # the published layout keeps it with the date
             calibration = self.folder.parent / "calib_imu_to_velo.txt"
         imu_to_velo = read_transform(calibration) if calibration.is_file() else np.eye(4)
-        world = oxts_poses([np.loadtxt(file) for file in files])  # IMU to world
+        world = oxts_poses([_read_oxts(file) for file in files])  # IMU to world
         world = world @ np.linalg.inv(imu_to_velo)
         return np.linalg.inv(world[0]) @ world
 
@@ -127,18 +127,23 @@ def read_tracklets(path: str | Path) -> dict[int, list[Box]]:
 
 def read_transform(path: str | Path) -> np.ndarray:
     """A calibration file's R and T as one (4, 4) matrix."""
-    lines = dict(line.split(":", 1) for line in Path(path).read_text().splitlines() if ":" in line)
     try:
+        text = Path(path).read_text()
+        lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
         transform = np.eye(4)
         transform[:3, :3] = np.array(lines["R"].split(), float).reshape(3, 3)
-        transform[:3, 3] = np.array(lines["T"].split(), float)
-    except (KeyError, ValueError) as error:
+        transform[:3, 3] = np.array(lines["T"].split(), float).reshape(3)
+        if not 0.5 < np.linalg.det(transform) < 2.0:  # not so for NaN either
+            raise ValueError("R is no rotation")
+    except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"{path}: expected a rotation R and a translation T ({error})") from error
     return transform
 
 
 def oxts_poses(packets: Sequence[np.ndarray]) -> np.ndarray:
     """IMU to a local metric world, (n, 4, 4); a packet starts lat, lon, alt, roll, pitch, yaw."""
+    from scipy.spatial.transform import Rotation  # slow to load, and few need it
+
     poses = np.tile(np.eye(4), (len(packets), 1, 1))
     scale = math.cos(math.radians(packets[0][0]))  # of the Mercator projection
     for pose, (lat, lon, alt, roll, pitch, yaw, *_) in zip(poses, packets, strict=True):
@@ -149,8 +154,21 @@ def oxts_poses(packets: Sequence[np.ndarray]) -> np.ndarray:
     return poses
 
 
+def _read_oxts(file: Path) -> np.ndarray:
+    """A packet of at least lat, lon, alt, roll, pitch, yaw."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an empty file
+            packet = np.loadtxt(file, ndmin=1).ravel()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from error
+    if len(packet) < 6 or not np.isfinite(packet[:6]).all() or not abs(packet[0]) < 90:
+        raise ValueError(f"{file}: expected lat, lon, alt, roll, pitch and yaw")
+    return packet
+
+
 def _frame(file: Path, at: int) -> int:
-    return int(file.stem) if file.stem.isdigit() else at
+    return int(file.stem) if file.stem.isdecimal() else at
 
 
 def _seconds(stamp: str) -> float:

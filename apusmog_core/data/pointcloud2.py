@@ -8,6 +8,9 @@ import numpy as np
 # sensor_msgs/msg/PointField datatype -> numpy
 DATATYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 8: "f8"}
 
+INTENSITY = ("intensity", "i", "reflectivity")  # the first of these that there is
+RING = ("ring", "channel", "line", "laser_number")  # the first of these that is an integer
+
 Field = tuple[str, int, int, int]  # name, offset, datatype, count
 
 
@@ -38,6 +41,33 @@ def structured(
     return np.ndarray((height, width), dtype, buffer, strides=(row_step, point_step))
 
 
+def columns(
+    cloud: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Points (n, 3) float32, intensity and ring (n,) or None, of a (height, width) cloud.
+
+    Nothing is left out: row i of each is point i. Without a field for it, the ring of a point is
+    its row, if the cloud has several.
+    """
+    names = cloud.dtype.names or ()
+    missing = [axis for axis in "xyz" if axis not in names]
+    if missing:
+        raise ValueError(f"no field {', '.join(missing)}; fields: {', '.join(names) or 'none'}")
+    points = np.empty((cloud.size, 3), np.float32)
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, and is dropped later
+        for at, axis in enumerate("xyz"):
+            points[:, at] = column(cloud, axis)
+    shade = next((name for name in INTENSITY if name in names), None)
+    intensity = None if shade is None else column(cloud, shade).astype(np.float32)
+    whole = [name for name in RING if name in names and cloud.dtype[name].base.kind in "iu"]
+    if whole:
+        ring = column(cloud, whole[0]).astype(np.int32)
+    else:
+        height, width = cloud.shape
+        ring = np.repeat(np.arange(height, dtype=np.int32), width) if height > 1 else None
+    return points, intensity, ring
+
+
 def decode(
     fields: list[Field],
     height: int,
@@ -51,19 +81,8 @@ def decode(
 
     `is_dense` is not asked for: drivers set it whether it is true or not.
     """
-    names = [name for name, *_ in fields]
-    missing = [axis for axis in "xyz" if axis not in names]
-    if missing:
-        raise ValueError(f"no field {', '.join(missing)}; fields: {', '.join(names) or 'none'}")
     cloud = structured(fields, height, width, point_step, row_step, is_bigendian, data)
-    points = np.empty((height * width, 3), np.float32)
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, and is dropped
-        for column, axis in enumerate("xyz"):
-            points[:, column] = _column(cloud, axis)
-    intensity_name = next((name for name in ("intensity", "i") if name in names), None)
-    intensity = _column(cloud, intensity_name).astype(np.float32) if intensity_name else None
-    ring = _column(cloud, "ring").astype(np.int32) if "ring" in names else None
-    return drop_nonfinite(points, intensity, ring)
+    return drop_nonfinite(*columns(cloud))
 
 
 def drop_nonfinite(
@@ -106,7 +125,7 @@ def _dtype(fields: list[Field], point_step: int, is_bigendian: bool) -> np.dtype
     )
 
 
-def _column(cloud: np.ndarray, name: str) -> np.ndarray:
+def column(cloud: np.ndarray, name: str) -> np.ndarray:
     """One field of every point, flat; of a field with several values the first."""
     values = cloud[name]
     return (values if values.ndim == 2 else values[..., 0]).reshape(-1)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..files import written_whole
 from .clouds import read_points
 
 PUBLISHED_SIZE = 2048
@@ -65,13 +66,13 @@ def sample_mesh(mesh: Path, count: int) -> np.ndarray:
         return np.load(cached)
     import open3d as o3d
 
+    from ..surface.mesh import read_mesh
+
     o3d.utility.random.seed(0)
-    surface = o3d.io.read_triangle_mesh(str(mesh))
+    surface = read_mesh(mesh)
     points = np.asarray(surface.sample_points_poisson_disk(count).points)
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    partial = cached.with_name(f"{cached.stem}.{os.getpid()}.npy")  # others may be reading
-    np.save(partial, points)
-    partial.replace(cached)
+    with written_whole(cached) as place:  # others may be reading
+        np.save(place, points)
     return points
 
 

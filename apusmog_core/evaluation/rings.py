@@ -217,10 +217,7 @@ def found_cases(
     segment = Segmenter()
     limits = (points, max_range, stride)
     found = (cases_of(scan, segment, *limits) for scan in scans_with_rings(scans, frames))
-    cases = [case for some in found for case in some]
-    if not cases:
-        raise ValueError(f"{scans}: no object of {points[0]} points within {max_range:g} m found")
-    return cases
+    return _some([case for some in found for case in some], scans, points, max_range)
 
 
 def simulated_cases(
@@ -263,6 +260,16 @@ def simulated_cases(
                 truth=_distance_to(placed.world, (0, 0, device.height)),
             )
             cases += [case] if case and case.range < max_range else []
+    return _some(cases, f"{frames} simulated scans", points, max_range)
+
+
+def _some(cases: list[RingCase], where, points: Sequence[int], max_range: float) -> list[RingCase]:
+    """The cases, or a ValueError where there is none to score."""
+    if not cases:
+        raise ValueError(
+            f"{where}: no object of {points[0]} points within {max_range:g} m has enough of them "
+            "on the rings given and on those held out; try --points 8 1000000 or a smaller --stride"
+        )
     return cases
 
 

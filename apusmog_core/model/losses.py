@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training minimises: the losses of section 3.5 on surfaces, and the answers of rays."""
+"""What training on surfaces minimises: the losses of section 3.5."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from scipy.spatial import cKDTree
 from torch import Tensor
 
 from ..config import TrainConfig
 from .attention import gather
 from .network import ApuSmog
-from .smog import Mixture
 
 
 def nearest_between(x: Tensor, z: Tensor, k: int) -> Tensor:
@@ -125,33 +123,3 @@ def interior_loss(
     counted = inside.float()
     precise = (off * counted).sum() / counted.sum().clamp_min(1)
     return 2 * precise + (bare * middle).sum() / middle.sum().clamp_min(1)
-
-
-def ray_loss(network: ApuSmog, batch: dict[str, Tensor], config: TrainConfig):
-    """Rays around the points of a LiDAR object: do they meet it, how far, how sure?"""
-    k = network.config.neighbours
-    neighbours = batch["neighbours"][..., :k]
-    encoded = network.encode(batch["points"], neighbours, batch["context"])
-    mixture = network.mixture(encoded)
-    probes, hit = batch["probes"], batch["hit"].flatten(1)
-    out = network.decode(encoded, probes[..., :2])
-    anchor_depth = batch["points"][:, :, None, 2].expand(probes.shape[:3]).flatten(1)
-    error = out.coarse[..., 2] - anchor_depth - probes[..., 2].flatten(1)
-    scale = out.log_scale.clamp(-5, 4)
-    depth = error.abs() * torch.exp(-scale) + scale  # Laplace: the scale is the expected error
-    share = hit.float()
-    parts = {
-        "hit": F.binary_cross_entropy_with_logits(out.hit, share),
-        "depth": (depth * share).sum() / share.sum().clamp_min(1),
-        "mixture": 0.3 * mixture_loss(mixture, batch["points"], neighbours, probes, batch["hit"]),
-    }
-    return sum(parts.values()), parts
-
-
-def mixture_loss(
-    mixture: Mixture, points: Tensor, neighbours: Tensor, rays: Tensor, hit: Tensor
-) -> Tensor:
-    """-log of the mixture's density (eq. 2) at rays that meet the object."""
-    flat = points[..., :2]
-    density = mixture.log_density(flat, rays[..., :2], flat, neighbours)
-    return -(density * hit).sum() / hit.sum().clamp_min(1)

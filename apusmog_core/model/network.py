@@ -15,8 +15,6 @@ from .refine import Refinement
 from .smog import Mixture, MixtureHead, uniform_on_sphere
 from .transformer import DecoderLayer, EncoderLayer, FourierCode, PointingHead, Tokens
 
-SENSOR_CONTEXT = 2  # ln(metres between rings), ln(ring step / azimuth step)
-
 
 @dataclass
 class Encoded:
@@ -25,10 +23,9 @@ class Encoded:
     points: Tensor  # (B, N, 3)
     spacing: Tensor  # (B, N, 1), typical distance to the next point
     neighbours: Tensor  # (B, N, k), each point's own index first
-    offsets: Tensor | None = None  # (B, N, k, 3) where worth keeping; (B, N, k, 4) of machine code
     features: Tensor | None = None  # (B, N, D), from the point transformer layer
     memory: Tensor | None = None  # (B, N, D), from the Transformer encoder
-    told: Tensor | None = None  # (B, N, D), what each point tells the queries around it
+    tokens: Tensor | None = None  # (B, N, D), what each point tells the queries around it
 
 
 @dataclass
@@ -37,8 +34,6 @@ class Decoded:
 
     coarse: Tensor  # (B, K * s, 3)
     fine: Tensor  # (B, K * s, 3), equal to coarse without refinement
-    log_scale: Tensor | None = None  # (B, K * s), sensor: ln of the expected depth error, in steps
-    hit: Tensor | None = None  # (B, K * s), sensor: logit that the ray meets the object
 
 
 class ApuSmog(nn.Module):
@@ -47,12 +42,11 @@ class ApuSmog(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        sensor, width = config.domain == "sensor", config.width
-        inputs = SENSOR_CONTEXT if sensor else (3 if config.attention == "global" else 1)
-        self.extract = PointTransformerLayer(inputs, width)
+        width = config.width
+        self.extract = PointTransformerLayer(3 if config.attention == "global" else 1, width)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.mixture_head = MixtureHead(config)
-        self.query = FourierCode(2 if sensor else 3, config.frequencies, width)
+        self.query = FourierCode(3, config.frequencies, width)
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.norm = nn.LayerNorm(width)
         needs_tokens = config.attention == "local" or config.output == "pointing"
@@ -61,55 +55,46 @@ class ApuSmog(nn.Module):
             self.head = PointingHead(width, 3)
             # how far a sample leads, in spacings, and how few neighbours it then listens to
             self.prior_reach = nn.Parameter(torch.tensor(0.7))
-            self.prior_sharpness = nn.Parameter(torch.tensor(2.0 if sensor else 6.0))
+            self.prior_sharpness = nn.Parameter(torch.tensor(6.0))
         else:
             self.head = mlp(width, width, 3)
-        refine = config.refinements if not sensor else 0
         self.refine = nn.ModuleList(
-            Refinement(width, config.refine_width or width) for _ in range(refine)
+            Refinement(width, config.refine_width or width) for _ in range(config.refinements)
         )
 
     # --- encoder side, once for each input point ---
 
-    def encode(
-        self, points: Tensor, neighbours: Tensor, context: Tensor | None = None, chunk: int = 0
-    ) -> Encoded:
-        """points (B, N, 3), neighbours (B, N, k) itself first, context (B, N, 2) for sensors."""
+    def encode(self, points: Tensor, neighbours: Tensor, chunk: int = 0) -> Encoded:
+        """points (B, N, 3), neighbours (B, N, k) itself first."""
         rows = slices(points.shape[1], chunk)
         spacing = self._spacing(points, neighbours)
         encoded = Encoded(points, spacing, neighbours)
-        if self.config.domain == "sensor":  # few neighbours, and several layers ask
-            encoded.offsets = self._offsets(encoded)
-        x = self._inputs(points, spacing, neighbours, context)
+        x = self._inputs(points, spacing, neighbours)
         around = self.extract.project(x) if self.config.attention == "global" else None
         parts = []
         for r in rows:
-            offsets = self._seen(self._offsets(encoded, r))
+            offsets = self._offsets(encoded, r)
             parts.append(self.extract(x[:, r], around, offsets, neighbours[:, r]))
         encoded.features = memory = cat(parts)
         for layer in self.encoder:
             around, parts = layer.project(memory), []
             for r in rows:
-                offsets = self._seen(self._offsets(encoded, r))
+                offsets = self._offsets(encoded, r)
                 parts.append(layer(memory[:, r], around, offsets, neighbours[:, r]))
             memory = cat(parts)
         encoded.memory = memory
-        encoded.told = None if self.tokens is None else self.tokens.project(memory)
+        encoded.tokens = None if self.tokens is None else self.tokens.project(memory)
         return encoded
 
     def _spacing(self, points: Tensor, neighbours: Tensor) -> Tensor:
         """Mean distance to the nearest few neighbours (B, N, 1), never zero."""
-        if self.config.domain == "sensor":  # the grid's steps are the unit
-            return torch.ones_like(points[..., :1])
         few = neighbours[..., 1:7] if neighbours.shape[-1] > 1 else neighbours
         near = (gather(points, few) - points[:, :, None]).norm(dim=-1)
         mean = near.mean(dim=-1, keepdim=True)
         typical = mean.mean(dim=1, keepdim=True)  # duplicate points have no spacing of their own
         return mean.maximum(0.1 * typical).clamp_min(1e-9)
 
-    def _inputs(self, points, spacing, neighbours, context) -> Tensor:
-        if self.config.domain == "sensor":
-            return context
+    def _inputs(self, points, spacing, neighbours) -> Tensor:
         if self.config.attention == "global":  # patch coordinates, as in the paper
             return self._normalised(points)[0]
         return torch.log(gather(spacing, neighbours[..., 1:7]).mean(dim=2) / spacing)
@@ -119,19 +104,11 @@ class ApuSmog(nn.Module):
         radius = (points - centre).norm(dim=-1).amax(dim=1)[:, None, None].clamp_min(1e-9)
         return (points - centre) / radius, centre, radius
 
-    def _offsets(self, encoded: Encoded, rows=slice(None)) -> Tensor:
+    def _offsets(self, encoded: Encoded, rows) -> Tensor:
         """p_j - p_i in spacings (B, K, k, 3)."""
-        if encoded.offsets is not None:
-            return encoded.offsets[:, rows]
         points, spacing = encoded.points, encoded.spacing
         away = gather(points, encoded.neighbours[:, rows]) - points[:, rows, None]
-        return away if self.config.domain == "sensor" else away / spacing[:, rows, None]
-
-    def _seen(self, offsets: Tensor) -> Tensor:
-        """Offsets as the position codes see them: a sensor's depth edges are many steps."""
-        if self.config.domain != "sensor":
-            return offsets
-        return torch.cat((offsets[..., :2], torch.asinh(offsets[..., 2:])), dim=-1)
+        return away / spacing[:, rows, None]
 
     # --- the mixture ---
 
@@ -143,27 +120,23 @@ class ApuSmog(nn.Module):
         rows = self.anchors()
         return self.mixture_head(encoded.features[:, rows])
 
-    def components(self, encoded: Encoded) -> Tensor:
-        """The mixture on the sensor's sphere as a table (B, K, 6), see `Mixture.table`."""
-        return self.mixture(encoded).table()
-
     def sample(self, mixture: Mixture, noise: Tensor) -> Tensor:
-        """Noise (B, K, s, 2) -> samples on the sphere (B, K, s, 3), or rays (B, K, s, 2)."""
+        """Noise (B, K, s, 2) -> samples on the sphere (B, K, s, 3)."""
         return uniform_on_sphere(noise) if self.config.uniform_sphere else mixture.sample(noise)
 
     # --- decoder side, once for each sample ---
 
     def decode(self, encoded: Encoded, samples: Tensor, chunk: int = 0) -> Decoded:
-        """samples (B, K, s, 2 or 3) of all K components -> K * s points, refined."""
+        """samples (B, K, s, 3) of all K components -> K * s points, refined."""
         every = torch.arange(encoded.points.shape[1], device=samples.device)
         anchors = every[self.anchors()]
-        out = self.decode_at(encoded, samples, anchors, chunk)
+        rows = slices(anchors.shape[0], chunk)
+        coarse = fine = cat([self._decode(encoded, samples[:, r], anchors[r]) for r in rows])
         repeat = anchors[:, None].expand(samples.shape[1:3]).flatten()
         k = self.config.refine_neighbours or 4 * samples.shape[2]
         for block in self.refine:
-            near = nearest_in_batch(out.fine, k)
-            out.fine = self._refine(block, encoded, out.fine, repeat, near, chunk)
-        return out
+            fine = self._refine(block, encoded, fine, repeat, nearest_in_batch(fine, k), chunk)
+        return Decoded(coarse, fine)
 
     def _refine(self, block, encoded: Encoded, coarse, anchor_of, near, chunk: int) -> Tensor:
         """One pass over coarse points (B, M, 3), whose features are those of their anchors (M,)."""
@@ -177,63 +150,38 @@ class ApuSmog(nn.Module):
             parts.append(coarse[:, r] + spacing * move)
         return cat(parts)
 
-    def decode_at(
-        self, encoded: Encoded, samples: Tensor, anchors: Tensor, chunk: int = 0
-    ) -> Decoded:
-        """samples (B, K, s, 2 or 3) of the given anchors (K,) -> K * s points, not refined."""
-        rows = slices(anchors.shape[0], chunk)
-        parts = [self._decode(encoded, samples[:, r], anchors[r]) for r in rows]
-        columns = zip(*parts, strict=True)
-        coarse, log_scale, hit = (None if c[0] is None else cat(list(c)) for c in columns)
-        return Decoded(coarse, coarse, log_scale, hit)
-
-    def _decode(self, encoded: Encoded, samples: Tensor, anchors: Tensor):
+    def _decode(self, encoded: Encoded, samples: Tensor, anchors: Tensor) -> Tensor:
+        """samples (B, K, s, 3) of the given anchors (K,) -> (B, K * s, 3), not refined."""
         near = encoded.neighbours[:, anchors]
         tokens = None
         if self.tokens is not None:
             offsets = self._offsets(encoded, anchors)
-            tokens = self.tokens(encoded.told, self._seen(offsets), near)
-        code = samples / 2 if self.config.domain == "sensor" else samples  # into [-1, 1]
-        x = self.query(code)
+            tokens = self.tokens(encoded.tokens, offsets, near)
+        x = self.query(samples)
         if self.config.output != "absolute":  # the query knows its anchor
             x = x + encoded.memory[:, anchors][:, :, None]
         for layer in self.decoder:
             x = layer(x, tokens if self.config.attention == "local" else encoded.memory)
         x = self.norm(x)
-        if self.config.output == "pointing":
-            return self._point(encoded, x, samples, tokens, offsets, anchors)
-        raw = self.head(x)
-        if self.config.output == "anchored":
-            at, reach = encoded.points[:, anchors], encoded.spacing[:, anchors]
-            coarse = at[:, :, None] + raw * reach[:, :, None]
-        else:
+        if self.config.output == "absolute":
             _, centre, radius = self._normalised(encoded.points)
-            coarse = centre[:, None] + raw * radius[:, None]
-        return coarse.flatten(1, 2), None, None
+            return (centre[:, None] + self.head(x) * radius[:, None]).flatten(1, 2)
+        anchored = self.config.output == "anchored"
+        step = self.head(x) if anchored else self._point(x, samples, tokens, offsets)
+        at, spacing = encoded.points[:, anchors], encoded.spacing[:, anchors]
+        return (at[:, :, None] + step * spacing[:, :, None]).flatten(1, 2)
 
-    def _point(self, encoded, x, samples, tokens, offsets, anchors):
-        """Weights over the neighbours' coordinates; a sensor's sample fixes all but the depth."""
-        sensor = self.config.domain == "sensor"
-        target = samples if sensor else self.prior_reach * samples  # (B, K, s, 2 or 3)
+    def _point(self, x: Tensor, samples: Tensor, tokens: Tensor, offsets: Tensor) -> Tensor:
+        """Steps (B, K, s, 3) in spacings: weights over the neighbours' coordinates, and a shift."""
+        target = self.prior_reach * samples
         # -sharpness |offset - target|^2, but for what all neighbours share (the softmax drops it)
-        where = offsets[..., : target.shape[-1]]
-        nearness = 2 * target @ where.mT - where.square().sum(-1)[:, :, None]  # (B, K, s, k)
-        prior = self.prior_sharpness.abs() * nearness
-        weights, raw = self.head(x, tokens, prior)
-        at = encoded.points[:, anchors][:, :, None]
-        if not sensor:
-            step = weights @ offsets + torch.tanh(raw)
-            coarse = at + step * encoded.spacing[:, anchors][:, :, None]
-            return coarse.flatten(1, 2), None, None
-        depth = weights @ offsets[..., 2:] + 2 * torch.tanh(raw[..., :1])
-        coarse = at + torch.cat((samples, depth), dim=-1)
-        return coarse.flatten(1, 2), raw[..., 1].flatten(1), raw[..., 2].flatten(1)
+        nearness = 2 * target @ offsets.mT - offsets.square().sum(-1)[:, :, None]  # (B, K, s, k)
+        weights, raw = self.head(x, tokens, self.prior_sharpness.abs() * nearness)
+        return weights @ offsets + torch.tanh(raw)
 
-    def forward(
-        self, points: Tensor, neighbours: Tensor, noise: Tensor, context: Tensor | None = None
-    ) -> tuple[Decoded, Mixture]:
+    def forward(self, points: Tensor, neighbours: Tensor, noise: Tensor) -> tuple[Decoded, Mixture]:
         """points (B, N, 3), noise (B, K, s, 2) -> K * s points a patch, and the mixture."""
-        encoded = self.encode(points, neighbours, context)
+        encoded = self.encode(points, neighbours)
         mixture = self.mixture(encoded)
         return self.decode(encoded, self.sample(mixture, noise)), mixture
 

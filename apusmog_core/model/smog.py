@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .attention import gather, mlp
+from .attention import mlp
 
 # standard deviation before training: radians, nearly all directions; grid steps of the sensor
 INITIAL_SPREAD = {"canonical": 1.2, "sensor": 0.35}
@@ -23,7 +23,7 @@ class Mixture:
 
     mean: Tensor  # canonical: unit vectors (B, K, 3); sensor: grid steps from the ray (B, K, 2)
     cholesky: Tensor  # (B, K, 2, 2), lower triangular
-    log_weight: Tensor  # (B, K), sums to one after exp
+    log_weight: Tensor  # (B, K); canonical: sums to one after exp
 
     @property
     def covariance(self) -> Tensor:
@@ -42,27 +42,6 @@ class Mixture:
         return to_cartesian(
             azimuth[:, :, None] + step[..., 0], elevation[:, :, None] + step[..., 1]
         )
-
-    def log_density(self, at: Tensor, rays: Tensor, points: Tensor, neighbours: Tensor) -> Tensor:
-        """ln of K u_Gamma (eq. 2) at rays, from the components near them; sensor's domain.
-
-        rays (B, A, s, 2) start from anchors at (B, A, 2); points (B, K, 2) carry the components;
-        neighbours (B, A, k) are those of the anchors. -> (B, A, s); zero is one component a step.
-        """
-        centre = gather(points + self.mean, neighbours) - at[:, :, None]  # (B, A, k, 2)
-        factor = gather(self.cholesky.flatten(2), neighbours)[:, :, None]  # (B, A, 1, k, 4)
-        first, low, second = factor[..., 0], factor[..., 2], factor[..., 3]
-        offset = rays[:, :, :, None] - centre[:, :, None]  # (B, A, s, k, 2)
-        weight = gather(self.log_weight[..., None], neighbours)[:, :, None, :, 0]
-        normal = log_normal(offset, first, low, second)
-        return torch.logsumexp(normal + weight, dim=-1) + math.log(points.shape[1])
-
-    def table(self) -> Tensor:
-        """The sensor's components (B, K, 6): mean, the factor's entries, ln(K w_i N_i(mean))."""
-        factor = self.cholesky.flatten(2)[..., [0, 2, 3]]
-        peak = torch.log(2 * math.pi * factor[..., :1] * factor[..., 2:])
-        weight = self.log_weight[..., None] + math.log(self.mean.shape[1]) - peak
-        return torch.cat((self.mean, factor, weight), dim=-1)
 
 
 def log_normal(offset: Tensor, first: Tensor, low: Tensor, second: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from .cluster import find_instances, ranges, rows_by_label
 from .ground import Ground
 from .mounting import Mounting
 from .rings import describe_rings, find_rings
-from .view import View
+from .view import View, find_feet
 
 __all__ = ["Segmenter", "Found", "Ground", "Mounting", "find_instances", "ranges", "rows_by_label"]
 
@@ -68,24 +68,28 @@ class Segmenter:
         with timed(timings, "filter"):
             distance, limits = ranges(points), self.config.range
             near = np.flatnonzero((distance >= limits.min) & (distance <= limits.max))
-            close = points[near]
+            close = points.take(near, axis=0)
             ring, ring_source = find_rings(points, ring)
-            rings = None if ring is None or len(near) == 0 else describe_rings(close, ring[near])
+            rings = (
+                None if ring is None or len(near) == 0 else describe_rings(close, ring.take(near))
+            )
         with timed(timings, "ground"):
-            upright, on_ground, height = self.ground.find(close, rings)
+            upright, on_ground, height = self.ground.find(close, rings, distance.take(near))
         with timed(timings, "cluster"):
+            label = np.zeros(len(near), np.uint32)
+            rest = np.flatnonzero(~on_ground)
+            view = None
+            if height is not None:
+                view = View(rings.row, rings.azimuth, height, rings).of(rest)
+            label[rest] = find_instances(upright.take(rest, axis=0), self.config.cluster, view)
+            if view is not None:
+                label = find_feet(close, height, rings, label)
+            ground, instance = np.zeros(len(points), bool), np.zeros(len(points), np.uint32)
+            ground[near], instance[near] = on_ground & (label == 0), label
             above = None
             if height is not None:
                 above = np.full(len(points), np.nan, np.float32)
                 above[near] = height
-            ground = np.zeros(len(points), bool)
-            ground[near[on_ground]] = True
-            instance = np.zeros(len(points), np.uint32)
-            rest = np.flatnonzero(~on_ground)
-            view = None
-            if height is not None:
-                view = View(rings.row[rest], rings.azimuth[rest], height[rest], rings)
-            instance[near[rest]] = find_instances(upright[rest], self.config.cluster, view)
         return Found(ground, instance, ring, ring_source, above, self.mounting, timings)
 
 

@@ -15,7 +15,7 @@ from .view import View
 
 STANDING_CELL = 0.5  # metres
 STANDING_HEIGHT = 0.25  # metres above the ground that something near a point must reach
-TOLERANCES = (1.0, 0.6, 0.36)  # shares of the tolerance, one after the other for what is too large
+TOLERANCES = (1.0, 0.5)  # shares of the tolerance, one after the other for what is too large
 MOST_CELLS = 1000  # to each side, for small tolerances in a wide scan
 BAND = 10.0  # metres of range that share one tolerance, where it grows with range
 SCATTER = 0x9E3779B97F4A7C15 - (1 << 64)  # odd and irregular: sends like keys to unlike places
@@ -33,17 +33,18 @@ def find_instances(
     if view is None:
         stands = where_something_stands(points, config.min_height)
     else:
-        lifted = np.column_stack([points[:, :2], view.height])
-        stands = where_something_stands(lifted, STANDING_HEIGHT, floor=0.0)
+        stands = where_something_stands(points, STANDING_HEIGHT, view.height)
     standing = np.flatnonzero(stands)
     if len(standing) == 0:
         return labels
-    points = points[standing]
+    points = points.take(standing, axis=0)
     pieces = list(_pieces(points, config, view and view.of(standing)))
-    distance = ranges(points)
-    pieces.sort(key=lambda piece: distance[piece].min())
-    for number, piece in enumerate(pieces, start=1):
-        labels[standing[piece]] = number
+    if pieces:
+        sizes, members = np.array([len(piece) for piece in pieces]), np.concatenate(pieces)
+        nearest = np.minimum.reduceat(ranges(points[members]), np.cumsum(sizes) - sizes)
+        rank = np.empty(len(pieces), np.int32)
+        rank[np.argsort(nearest, kind="stable")] = np.arange(1, len(pieces) + 1)
+        labels[standing[members]] = np.repeat(rank, sizes)
     return labels
 
 
@@ -55,54 +56,58 @@ def _pieces(points: np.ndarray, config: ClusterConfig, view: View | None) -> Ite
     """
     waiting = np.arange(len(points))
     for share in TOLERANCES:
-        part = points[waiting]
-        seen = view and view.of(waiting)
+        part, seen = points, view
+        if len(waiting) < len(points):
+            part, seen = points.take(waiting, axis=0), view and view.of(waiting)
         component = components(part, config, share, seen)
-        order, start, low, high = _extents(part, component)
-        count = np.diff(np.append(start, len(order)))
-        large = _parts(high - low, count, config).max(axis=0) > 1
+        start, order = fill(component, int(component.max()) + 1)
+        count = np.diff(start)
+        low, high = _extents(part, component, len(count))
+        large = _parts((high - low).T, count, config).max(axis=0) > 1
         if seen is None:
-            enough = (count >= config.min_points) & (high[2] - low[2] >= config.min_height)
+            enough = (count >= config.min_points) & (high[:, 2] - low[:, 2] >= config.min_height)
         else:
-            enough = seen.look_like_objects(part, order, start, config)
+            enough = seen.look_like_objects(component, count, low, high, config)
         for number in np.flatnonzero(enough & ~large):
-            yield waiting[order[start[number] : start[number] + count[number]]]
+            yield waiting[order[start[number] : start[number + 1]]]
         if config.large == "split" or not large.any():
             break
         waiting = waiting[large[component]]
     if config.large == "split":
         for number in np.flatnonzero(large):
-            piece = waiting[order[start[number] : start[number] + count[number]]]
+            piece = waiting[order[start[number] : start[number + 1]]]
             for within in _split(np.ascontiguousarray(points[piece].T), config):
                 yield piece[within]
 
 
-def _extents(points: np.ndarray, component: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Order of the points by component, starts of the components, lowest and highest (3, k)."""
-    start, order = fill(component, int(component.max()) + 1 if len(component) else 0)
-    start = start[:-1]
-    columns = np.ascontiguousarray(points[order].T)  # (3, n), component after component
-    return (
-        order,
-        start,
-        np.minimum.reduceat(columns, start, axis=1),
-        np.maximum.reduceat(columns, start, axis=1),
-    )
+@machine_code
+def _extents(points, component, count):
+    """Lowest and highest coordinates (count, 3) of each component."""
+    low = np.full((count, 3), np.inf, np.float32)
+    high = np.full((count, 3), -np.inf, np.float32)
+    for i in range(len(points)):
+        for axis in range(3):
+            c, value = component[i], np.float32(points[i, axis])
+            low[c, axis], high[c, axis] = min(low[c, axis], value), max(high[c, axis], value)
+    return low, high
 
 
-def where_something_stands(points: np.ndarray, height: float, floor: float = np.inf) -> np.ndarray:
+def where_something_stands(
+    points: np.ndarray, height: float, above: np.ndarray | None = None
+) -> np.ndarray:
     """Which points have something of this height around them: (n,) bool.
 
-    The rest is missed ground, which would glue one object to the next. It is measured from the
-    lowest point around, or from the floor where that is known.
+    The rest is missed ground, which would glue one object to the next. Height counts from the
+    lowest point around, or from the ground where it is known how far (n,) they are above it.
     """
     if len(points) == 0:
         return np.zeros(0, bool)
-    return _standing(points, points[:, 0].min(), points[:, 1].min(), height, floor)
+    z, floor = (points[:, 2], np.inf) if above is None else (above, 0.0)
+    return _standing(points, z, points[:, 0].min(), points[:, 1].min(), height, floor)
 
 
 @machine_code
-def _standing(points, left, low, height, floor):
+def _standing(points, z, left, low, height, floor):
     columns = int((points[:, 0].max() - left) / STANDING_CELL) + 3  # a border of empty cells
     rows = int((points[:, 1].max() - low) / STANDING_CELL) + 3
     top = np.full((columns, rows), -np.inf, np.float32)
@@ -110,7 +115,7 @@ def _standing(points, left, low, height, floor):
     for i in range(len(points)):
         x = int((points[i, 0] - left) / STANDING_CELL) + 1
         y = int((points[i, 1] - low) / STANDING_CELL) + 1
-        top[x, y], bottom[x, y] = max(top[x, y], points[i, 2]), min(bottom[x, y], points[i, 2])
+        top[x, y], bottom[x, y] = max(top[x, y], z[i]), min(bottom[x, y], z[i])
     tall = np.zeros((columns, rows), np.bool_)
     for x in range(1, columns - 1):
         for y in range(1, rows - 1):

@@ -13,7 +13,7 @@ from ..compute import machine_code, silenced
 from ..config import GroundConfig
 from .mounting import Mounting, MountingEstimate
 from .rings import Rings
-from .terrain import find_standing_out, height_above_ground
+from .terrain import height_above_ground
 
 PLENTY, ENOUGH = 35.0, 20_000  # metres to all sides within which so many points tell of the others
 PLENTY_CELL, LITTLE = 1.0, 0.03  # metres: cells of ground there, and how rough it is
@@ -49,19 +49,22 @@ class Ground:
         return self.find(points)[1]
 
     def find(
-        self, points: np.ndarray, rings: Rings | None = None
+        self,
+        points: np.ndarray,
+        rings: Rings | None = None,
+        distance: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Points (n, 3) turned upright, which of them are ground, and their height above it.
 
-        The height (n,) is None unless the method is `auto` and the points have rings.
+        The height (n,) is None unless the method is `auto` and the points have rings; these need
+        the distances (n,) from the sensor as well.
         """
         if self.method == "none" or len(points) == 0:
             return points, np.zeros(len(points), bool), None
         mounting = self._estimate(points)
         upright = mounting.level(points)
         if self.config.method == "auto" and rings is not None:
-            stands_out = find_standing_out(points, rings, mounting.height)
-            height = height_above_ground(upright, mounting.height, stands_out)
+            height = height_above_ground(upright, rings, distance, mounting.height)
             return upright, height < self.config.thickness, height
         if self.method == "grid":
             return upright, grid_ground(upright, self.config, mounting.height), None

@@ -16,6 +16,8 @@ FEWEST_A_RING = 8  # points; a ring that saw less does not count as one
 ELEVATION_BIN = np.radians(0.01)
 SPREAD = 0.35  # of the gap between neighbouring rings: a wider ring is none
 SAMPLES = 20_000  # points that tell whether an order or levels of elevation hold rings
+FEW_SAMPLES = 4000  # ... and whether a field does
+RING_SAMPLES = 64  # points of a ring that tell its elevation
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +54,8 @@ def describe_rings(points: np.ndarray, ring: np.ndarray) -> Rings | None:
     _, number = (
         np.unique(ring, return_inverse=True) if _is_wild(ring) else (None, ring - ring.min())
     )
-    elevation = _elevation(points)
     starts, order = fill(number, int(number.max()) + 1)
-    middle = np.full(len(starts) - 1, np.nan)
-    for n in range(len(middle)):
-        mine = order[starts[n] : starts[n + 1]]
-        if len(mine):
-            middle[n] = np.median(elevation[mine[:: max(1, len(mine) // 64)]])
+    middle = _middle_elevations(points, starts, order)
     seen = np.flatnonzero(np.isfinite(middle))
     if len(seen) < 2:
         return None
@@ -67,7 +64,7 @@ def describe_rings(points: np.ndarray, ring: np.ndarray) -> Rings | None:
     row[by_height] = np.arange(len(by_height))
     rising = np.maximum.accumulate(middle[by_height] + 1e-9 * np.arange(len(by_height)))
     azimuth = np.arctan2(points[:, 1], points[:, 0])
-    return Rings(row[number], azimuth, rising, _shot_step(points, starts, order))
+    return Rings(row.take(number), azimuth, rising, _shot_step(points, starts, order))
 
 
 def rings_from_elevation(points: np.ndarray) -> np.ndarray | None:
@@ -88,7 +85,7 @@ def _elevation(points: np.ndarray) -> np.ndarray:
 
 def _is_plausible(ring: np.ndarray) -> bool:
     """Whether there are several ring numbers; some drivers fill the field with zeros."""
-    sample = np.asarray(ring)[:: max(1, len(ring) // SAMPLES)]
+    sample = np.asarray(ring)[:: max(1, len(ring) // FEW_SAMPLES)]
     return len(sample) > 0 and 2 <= len(np.unique(sample)) <= MOST_RINGS
 
 
@@ -111,6 +108,22 @@ def _are_levels(points: np.ndarray, ring: np.ndarray) -> bool:
     middle = np.array([np.median(part) for part in parts])
     spread = np.array([np.median(np.abs(part - m)) for part, m in zip(parts, middle, strict=True)])
     return bool(np.median(spread) < SPREAD * np.median(np.diff(np.sort(middle))))
+
+
+@machine_code
+def _middle_elevations(points, starts, order):
+    """Median elevation of each ring, nan where it has no point."""
+    middle = np.full(len(starts) - 1, np.nan)
+    for ring in range(len(middle)):
+        count = starts[ring + 1] - starts[ring]
+        if count:
+            some = order[starts[ring] : starts[ring + 1] : max(1, count // RING_SAMPLES)]
+            elevation = np.empty(len(some))
+            for k in range(len(some)):
+                x, y, z = points[some[k], 0], points[some[k], 1], points[some[k], 2]
+                elevation[k] = np.arctan2(z, np.sqrt(x * x + y * y))
+            middle[ring] = np.median(elevation)
+    return middle
 
 
 @machine_code

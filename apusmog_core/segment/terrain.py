@@ -25,24 +25,19 @@ AGREE = 0.15  # metres within which the lowest points of a cell confirm each oth
 
 
 def height_above_ground(
-    points: np.ndarray, sensor_height: float, stands_out: np.ndarray | None = None
+    points: np.ndarray, rings: Rings, distance: np.ndarray, sensor_height: float
 ) -> np.ndarray:
-    """Height (n,) float32 of level points above the terrain that they show.
-
-    Points that stand out (n,) bool are surely not terrain.
-    """
-    if stands_out is None:
-        stands_out = np.zeros(len(points), bool)
-    return _heights(points, stands_out, _edges(), np.float32(sensor_height))
+    """Height (n,) float32 of level points, `distance` away, above the terrain that they show."""
+    stands_out = find_standing_out(distance, rings, sensor_height)
+    return _heights(points, rings.azimuth, stands_out, _edges(), np.float32(sensor_height))
 
 
-def find_standing_out(points: np.ndarray, rings: Rings, sensor_height: float) -> np.ndarray:
-    """Points (n,) bool on short pieces of a ring that hide something farther, or nothing, at a side.
+def find_standing_out(distance: np.ndarray, rings: Rings, sensor_height: float) -> np.ndarray:
+    """Points (n,) bool on short pieces of a ring beside something farther away, or nothing.
 
     Ground is wide, or ends where something nearer hides it.
     """
     rows = len(rings.elevation)
-    distance = np.sqrt(np.einsum("nd,nd->n", points, points))
     return _stand_out(distance, rings.azimuth, rings.row, rows, rings.step, sensor_height)
 
 
@@ -101,7 +96,7 @@ def _edges() -> np.ndarray:
 
 
 @machine_code
-def _heights(points, stands_out, edges, sensor_height):
+def _heights(points, azimuth, stands_out, edges, sensor_height):
     rings = len(edges) - 1
     sector, distance = np.empty(len(points), np.int32), np.empty(len(points), np.float32)
     ring_of = np.empty(len(points), np.int32)
@@ -113,7 +108,7 @@ def _heights(points, stands_out, edges, sensor_height):
     for i in range(len(points)):
         x, y, z = points[i, 0], points[i, 1], points[i, 2]
         d = np.sqrt(x * x + y * y)
-        turn = np.arctan2(y, x) * np.float32(SECTORS / (2 * np.pi)) + np.float32(SECTORS)
+        turn = azimuth[i] * np.float32(SECTORS / (2 * np.pi)) + np.float32(SECTORS)
         s = int(turn) % SECTORS
         r = table[min(int(d), len(table) - 1)]
         while r < rings - 1 and d >= edges[r + 1]:

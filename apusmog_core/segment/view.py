@@ -24,6 +24,9 @@ FARTHEST_JOIN = 1.6  # metres farther or nearer on the next ring
 THING = (1.5, 1.0)  # metres, width and height of what must be found
 SHARE = 0.15  # of the returns that it could give
 FEWEST = 2  # points of an instance
+APART = 0.35  # metres from ring to ring, from which on an object may be seen by a single one
+FOOT = (0.03, 0.3)  # metres above the ground of what may be the foot of an object
+UPRIGHT = 0.1  # metres farther or nearer than the object above
 CLEAR, WIDE = 0.25, 0.3  # metres above the ground, and across, of an object on a single ring
 
 
@@ -38,7 +41,8 @@ class View:
 
     def of(self, chosen: np.ndarray) -> View:
         """That of some of the points."""
-        return View(self.row[chosen], self.azimuth[chosen], self.height[chosen], self.rings)
+        columns = (self.row, self.azimuth, self.height)
+        return View(*(column.take(chosen) for column in columns), self.rings)
 
     @property
     def least_adaptive(self) -> float:
@@ -67,25 +71,38 @@ class View:
         )
 
     def look_like_objects(
-        self, points: np.ndarray, order: np.ndarray, start: np.ndarray, config: ClusterConfig
+        self,
+        component: np.ndarray,
+        count: np.ndarray,
+        low: np.ndarray,
+        high: np.ndarray,
+        config: ClusterConfig,
     ) -> np.ndarray:
-        """Which components (k,) have as many points, and stand as clear, as objects there would."""
-        count = np.diff(np.append(start, len(order)))
-        distance = np.sqrt(np.einsum("nd,nd->n", points, points))[order]
-        row, height = self.row[order], self.height[order]
-        lowest, highest = np.minimum.reduceat(row, start), np.maximum.reduceat(row, start)
-        reach = np.add.reduceat(distance, start) / count
-        gap = self.rings.gap[(lowest + highest) // 2]
+        """Which components (k,) have as many points, and stand as clear, as objects there would.
+
+        They have `count` (k,) points between `low` and `high` (k, 3).
+        """
+        top, mean, first, last = _heights_and_rings(component, self.height, self.row, len(count))
+        middle, across = (low + high) / 2, high - low
+        reach = np.sqrt(np.einsum("kd,kd->k", middle, middle))
+        gap = self.rings.gap[(first + last) // 2]
         possible = THING[0] / (reach * self.rings.step) * (THING[1] / (reach * gap))
         least = np.clip(SHARE * possible, min(FEWEST, config.min_points), config.min_points)
-        top = np.maximum.reduceat(height, start)
-        tall = top >= max(CLEAR, config.min_height)
-        flat = points[order, :2]
-        across = np.maximum.reduceat(flat, start) - np.minimum.reduceat(flat, start)
         width = np.hypot(across[:, 0], across[:, 1]) + reach * self.rings.step
-        single = lowest == highest
-        clear = np.add.reduceat(height, start) / count >= CLEAR
-        return (count >= least) & tall & (~single | (clear & (width >= WIDE)))
+        alone = (first == last) & (reach * gap >= APART) & (mean >= CLEAR) & (width >= WIDE)
+        return (count >= least) & (top >= CLEAR) & ((across[:, 2] >= config.min_height) | alone)
+
+
+@machine_code
+def _heights_and_rings(component, height, row, count):
+    """Greatest and mean height, first and last ring, each (count,), of each component."""
+    top, total, size = np.full(count, -np.inf), np.zeros(count), np.zeros(count)
+    first, last = np.full(count, 1 << 30), np.zeros(count, np.int64)
+    for i in range(len(component)):
+        c = component[i]
+        top[c], total[c], size[c] = max(top[c], height[i]), total[c] + height[i], size[c] + 1
+        first[c], last[c] = min(first[c], row[i]), max(last[c], row[i])
+    return top, total / size, first, last
 
 
 @machine_code
@@ -121,3 +138,43 @@ def _join(points, component, row, azimuth, elevation, step, tolerance, adaptive,
                 if abs(other - flat) <= farthest:
                     parent[a] = b
     return number_sets(parent)[component]
+
+
+def find_feet(
+    points: np.ndarray, height: np.ndarray, rings: Rings, label: np.ndarray
+) -> np.ndarray:
+    """Labels (n,) after objects got back what the ground took of their lowest parts.
+
+    A point just above the ground belongs to the object that stands upright on top of it.
+    """
+    return _feet(points, height, rings.row, rings.azimuth, label, rings.elevation, rings.step)
+
+
+@machine_code
+def _apart(points, i, j):
+    """How much farther away one point is than the other, on the ground."""
+    one = np.sqrt(points[i, 0] ** 2 + points[i, 1] ** 2)
+    return abs(one - np.sqrt(points[j, 0] ** 2 + points[j, 1] ** 2))
+
+
+@machine_code
+def _feet(points, height, row, azimuth, label, elevation, step):
+    rows, columns = len(elevation), max(int(2 * np.pi / step), 8)
+    label = label.copy()
+    lowest = np.full((2, columns), -1, np.int64)  # labelled point of each shot, this ring and above
+    starts, order = fill(row, rows)
+    for r in range(rows - 1, -1, -1):
+        here, above = lowest[r % 2], lowest[(r + 1) % 2]
+        here[:] = -1
+        for place in range(starts[r], starts[r + 1]):
+            i = order[place]
+            column = int((azimuth[i] + np.pi) / (2 * np.pi) * columns) % columns
+            if label[i] == 0 and FOOT[0] < height[i] < FOOT[1]:
+                for shift in (0, -1, 1):
+                    j = above[(column + shift) % columns]
+                    if j >= 0 and _apart(points, i, j) < UPRIGHT and height[j] < height[i] + 0.4:
+                        label[i] = label[j]
+                        break
+            if label[i] > 0:
+                here[column] = i
+    return label

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..files import check_new_folder, written_whole
 from . import objects, shapes
 from .sensor import Placed, Scene, Sensor, SimulatedScan, scan
 from .shapes import Mesh
@@ -181,10 +182,15 @@ def write_kitti(scans: Iterable[SimulatedScan], out: str | Path) -> int:
 
     Each truth file has `instance` and `ring` (n,) of the points and `names`, the class of each
     instance."""
-    out = Path(out)
+    check_new_folder(out)
+    with written_whole(out) as place:
+        return _write_kitti(scans, place)
+
+
+def _write_kitti(scans: Iterable[SimulatedScan], out: Path) -> int:
     data, truth = out / "velodyne_points" / "data", out / "truth"
-    data.mkdir(parents=True, exist_ok=True)
-    truth.mkdir(exist_ok=True)
+    data.mkdir(parents=True)
+    truth.mkdir()
     stamps = []
     for i, turn in enumerate(scans):
         rows = np.column_stack([turn.points, turn.intensity]).astype("<f4")

@@ -22,7 +22,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
 from ..compute import even_parts, in_threads
-from ..weights import FOLDER, store
+from ..weights import FOLDER, load, store
 
 WEIGHTS = FOLDER / "cleaner.pth"
 NEIGHBOURS = 64
@@ -382,7 +382,7 @@ def save_cleaner(cleaner: Cleaner, path: Path) -> None:
 def load_cleaner(path: Path = WEIGHTS) -> Cleaner:
     """The cleaner that ships, or one from a file."""
     try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
+        stored = load(path)
         passes = [Trust(*sizes) for sizes in stored["passes"]]
         upsampled = stored["upsampled"] and Trust(*stored["upsampled"])
         cleaner = Cleaner(stored["told"], passes, upsampled)

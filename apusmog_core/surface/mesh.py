@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-MESHES = (".ply", ".obj", ".stl", ".off")
+from ..data import meshes
+
+MESHES = tuple(meshes.MESH_WRITERS)
 NORMAL_NEIGHBOURS = 16
 AGREEING_NEIGHBOURS = 10  # more of them reach across to the next part, and turn it inside out
 SMOOTH_DEPTHS, SMOOTH_SHARES = (4, 5, 6), (0.25, 0.5, 0.25)  # of the octree: 16 to 64 cells across
@@ -29,10 +31,10 @@ def read_mesh(path: str | Path):
 
 def write_mesh(mesh, path: str | Path) -> None:
     """Writes an Open3D mesh; OSError if that fails."""
-    import open3d as o3d
-
-    if not o3d.io.write_triangle_mesh(str(path), mesh):
-        raise OSError(f"{path}: the mesh could not be written")
+    if not mesh.has_vertex_normals():
+        mesh.compute_vertex_normals()
+    parts = (mesh.vertices, mesh.triangles, mesh.vertex_normals)
+    meshes.write_mesh(path, *map(np.asarray, parts))
 
 
 def reconstruct(
@@ -52,20 +54,46 @@ def reconstruct(
     if len(points) < 16:
         raise ValueError(f"{len(points)} points are too few for a surface; 16 at least")
     centre = points.mean(axis=0, dtype=np.float64)
+    spread = np.sqrt(np.maximum(np.linalg.eigvalsh(np.cov((points - centre).T)), 0))
+    if not spread[1] > 1e-6 * spread[2] > 0:
+        raise ValueError("the points lie in one place or on one line: they show no surface")
     cloud = o3d.geometry.PointCloud(o3d.utility.Vector3dVector(points - centre))
     cloud.estimate_normals(o3d.geometry.KDTreeSearchParamKNN(NORMAL_NEIGHBOURS))
     if origin is None:
-        cloud.orient_normals_consistent_tangent_plane(AGREEING_NEIGHBOURS)
+        _orient(cloud)
     else:
         cloud.orient_normals_towards_camera_location(np.asarray(origin, np.float64) - centre)
     surface, support = o3d.geometry.TriangleMesh.create_from_point_cloud_poisson(cloud, depth=depth)
     if trim > 0:
         support = np.asarray(support)
         surface.remove_vertices_by_mask(support < np.quantile(support, trim))
+    if not len(surface.triangles):
+        raise ValueError("the points show no surface")
     surface.translate(centre)
     surface.compute_vertex_normals()
     write_mesh(surface, out)
     return len(surface.vertices), len(surface.triangles)
+
+
+def _orient(cloud) -> None:
+    """Make the normals of an Open3D cloud agree with each other."""
+    import open3d as o3d
+
+    exact = np.asarray(cloud.points).copy()
+    size = np.ptp(exact, axis=0).max()
+    quiet = o3d.utility.VerbosityContextManager(o3d.utility.VerbosityLevel.Error)
+    try:
+        with quiet:
+            cloud.orient_normals_consistent_tangent_plane(AGREEING_NEIGHBOURS)
+    except RuntimeError:  # Qhull cannot work on exact spheres and planes
+        rng = np.random.default_rng(0)
+        cloud.points = o3d.utility.Vector3dVector(exact + rng.normal(0, 1e-5 * size, exact.shape))
+        try:
+            with quiet:
+                cloud.orient_normals_consistent_tangent_plane(AGREEING_NEIGHBOURS)
+        except RuntimeError as error:
+            raise ValueError("the points show no surface: their normals do not agree") from error
+        cloud.points = o3d.utility.Vector3dVector(exact)
 
 
 def smooth_copies(meshes: Sequence[Path], out: Path, seed: int = 0) -> None:

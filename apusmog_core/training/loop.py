@@ -168,12 +168,15 @@ class Run:
     def load(self) -> None:
         if not self.path.is_file():
             raise ValueError(f"{self.path}: no checkpoint to resume; train without --resume")
-        state = torch.load(self.path, map_location=self.processes.device, weights_only=True)
-        if state["config"].get("model") != to_dict(self.config).get("model"):
-            raise ValueError(f"{self.path}: the checkpoint is of another network; change `out`")
-        for name in ("network", "average", "optimiser", "scaler"):
-            getattr(self, name).load_state_dict(state[name])
-        self.step, self.seconds = state["step"], state["seconds"]
+        state = weights.load(self.path)
+        try:
+            if state["config"].get("model") != to_dict(self.config).get("model"):
+                raise ValueError("of another network; change `out`")
+            for name in ("network", "average", "optimiser", "scaler"):
+                getattr(self, name).load_state_dict(state[name])
+            self.step, self.seconds = int(state["step"]), float(state["seconds"])
+        except (LookupError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+            raise ValueError(f"{self.path}: not a checkpoint of this run ({error})") from error
 
     def finish(self) -> Path:
         path = Path(self.config.out) / "weights.pt"
@@ -203,6 +206,8 @@ def begin_from(network: ApuSmog, start: ApuSmog, name: str) -> None:
     if other:
         raise ValueError(f"{name}: a network of another shape than this run's: {', '.join(other)}")
     network.load_state_dict(start.state_dict(), strict=False)
+    if mine.domain == "sensor":
+        return
     for layers, known in ((network.encoder, start.encoder), (network.decoder, start.decoder)):
         for layer in layers[len(known) :]:
             layer.change_nothing()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from ..config import DataConfig, TrainConfig
+from ..files import written_whole
 from ..geometry import farthest, nearest_in_batch
 from ..surface.denoise import WEIGHTS, clean, typical_spacing
 from ..surface.mesh import read_mesh
@@ -113,10 +113,8 @@ def sampled(path: Path, seed: int, cache: Path) -> Surface:
 
 
 def _store(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial.npz")  # others may write it, too
-    np.savez(partial, **arrays)
-    partial.replace(path)
+    with written_whole(path) as place:  # others may write it, too
+        np.savez(place, **arrays)
 
 
 def cleaned(path: Path, surface: Surface, noise: float, seed: int, cache: Path) -> list:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..compute import processes
 from ..config import ClusterConfig
+from ..files import written_whole
 from ..segment import Segmenter
 from ..segment.cluster import components, rows_by_label
 from ..sensor.grid import wrap
@@ -253,7 +254,8 @@ class RaySamples:
         return {name: torch.from_numpy(array) for name, array in out.items()}
 
     def save(self, path: str | Path) -> None:
-        np.savez(path, sizes=self.sizes, **self.arrays)
+        with written_whole(path) as place:
+            np.savez(place, sizes=self.sizes, **self.arrays)
 
     @classmethod
     def load(cls, path: str | Path) -> RaySamples:
@@ -280,11 +282,8 @@ def prepare(count: int, seed: int, meshes: str | None, cache: str | Path) -> Ray
                 break
         bar.close()
         pool.terminate()
-    path.parent.mkdir(parents=True, exist_ok=True)
     data = RaySamples.of(samples)
-    unfinished = path.with_suffix(".partial.npz")
-    data.save(unfinished)
-    unfinished.replace(path)
+    data.save(path)
     return data
 
 

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triangle meshes in files: .ply, .obj, .stl and .off, written with all their digits.
+
+Open3D would write them too, but it keeps six digits in text and does not notice a full disk.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ..files import written_whole
+from .clouds import narrowed
+from .records import write_ply
+
+DIGITS = "%.15g %.15g %.15g"
+
+
+def write_mesh(
+    path: str | Path, vertices: np.ndarray, triangles: np.ndarray, normals: np.ndarray
+) -> None:
+    """Write vertices (n, 3) with their normals (n, 3), and triangles (m, 3), by the suffix."""
+    path = Path(path)
+    writer = MESH_WRITERS.get(path.suffix.lower())
+    if writer is None:
+        raise ValueError(f"{path}: unknown kind of mesh; known: {', '.join(MESH_WRITERS)}")
+    if not np.isfinite(vertices).all():
+        raise ValueError(f"{path}: vertices that are not finite; not written")
+    with written_whole(path) as place:
+        writer(place, vertices, triangles, normals)
+
+
+def _write_ply(path: Path, vertices, triangles, normals) -> None:
+    columns = dict(zip("xyz", narrowed(vertices).T, strict=True))
+    columns |= dict(zip(("nx", "ny", "nz"), normals.astype(np.float32).T, strict=True))
+    write_ply(path, columns, triangles)
+
+
+def _write_obj(path: Path, vertices, triangles, normals) -> None:
+    with path.open("w") as file:
+        np.savetxt(file, vertices, "v " + DIGITS)
+        np.savetxt(file, normals, "vn %.6g %.6g %.6g")
+        np.savetxt(file, np.repeat(triangles + 1, 2, axis=1), "f %d//%d %d//%d %d//%d")
+
+
+def _write_off(path: Path, vertices, triangles, normals) -> None:
+    with path.open("w") as file:
+        file.write(f"OFF\n{len(vertices)} {len(triangles)} 0\n")
+        np.savetxt(file, vertices, DIGITS)
+        np.savetxt(file, triangles, "3 %d %d %d")
+
+
+def _write_stl(path: Path, vertices, triangles, normals) -> None:
+    if narrowed(vertices).dtype != np.float32:
+        raise ValueError(
+            f"{path.name}: .stl files hold float32, which loses the millimetres of these "
+            "coordinates; write .ply, .obj or .off, or subtract an offset first"
+        )
+    corners = vertices[triangles]  # (m, 3, 3)
+    across = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    length = np.linalg.norm(across, axis=1, keepdims=True)
+    facets = np.zeros(
+        len(triangles), [("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("unused", "<u2")]
+    )
+    facets["normal"], facets["corners"] = across / np.maximum(length, 1e-300), corners
+    count = np.array(len(triangles), "<u4")
+    path.write_bytes(b"APU-SMOG".ljust(80) + count.tobytes() + facets.tobytes())
+
+
+MESH_WRITERS = {".ply": _write_ply, ".obj": _write_obj, ".stl": _write_stl, ".off": _write_off}

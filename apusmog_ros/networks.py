@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network that runs, and others on their way: loaded beside it, and swapped between scans."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from apusmog_core.compute import cache_complaint
+from apusmog_core.config import NodeConfig, PipelineConfig
+from apusmog_core.settings import with_values
+
+if TYPE_CHECKING:  # PyTorch takes two seconds to load: a thread does that
+    from apusmog_core.pipeline import DenseScan, ScanPipeline, Segments
+
+SETTINGS = ("weights", "device", "precision")  # a change of these loads a network
+
+
+class Networks:
+    """Gives the pipeline for the next scan; until the first is ready, one that finds nothing.
+
+    `say` logs; `fail` is called with what could not be loaded, why, and what runs instead.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        say: Callable[[str], None],
+        fail: Callable[[dict, Exception, dict | None], None],
+    ):
+        self._say, self._fail = say, fail
+        self._lock = threading.Lock()  # of all below
+        self._config = config
+        self._pipeline: ScanPipeline | PassThrough = PassThrough(config)
+        self._running: dict[str, str] | None = None
+        self.state = "getting ready"
+        self._loading: dict[str, str] | None = chosen(config)
+        self._start(config)
+
+    def pipeline(self) -> ScanPipeline | PassThrough:
+        with self._lock:
+            return self._pipeline
+
+    def configure(self, config: NodeConfig) -> None:
+        """Use settings from the next scan on; another network when it is loaded."""
+        wished = chosen(config)
+        with self._lock:
+            if wished == self._running:
+                self._loading = None
+            elif wished != self._loading:
+                from apusmog_core import weights
+
+                weights.find(config.weights)
+                self._loading = wished
+                self._start(config)
+            self._config = config
+            self._use(self._pipeline)
+
+    def _start(self, config: NodeConfig) -> None:
+        threading.Thread(target=self._load, args=(config,), daemon=True).start()
+
+    def _use(self, pipeline: ScanPipeline | PassThrough) -> None:
+        """Run the network of a pipeline with the present settings; the caller holds the lock."""
+        config = with_values(self._config, self._running or {})
+        self._pipeline = pipeline.configured(config)
+
+    def _load(self, config: NodeConfig) -> None:
+        wished = chosen(config)
+        try:
+            from apusmog_core.pipeline import ScanPipeline
+
+            with self._compiling():
+                pipeline = ScanPipeline(config)
+                pipeline.warm_up()
+        except Exception as error:
+            with self._lock:
+                if self._loading != wished:
+                    return  # the user has changed their mind
+                self._loading, running = None, self._running
+            self._fail(wished, error, running)
+            return
+        with self._lock:
+            if self._loading != wished:
+                return
+            self._loading, self._running, self.state = None, wished, "ready"
+            self._use(pipeline)
+        self._say(f"upsampling with {config.weights} on {pipeline.device}")
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Say that the compiler runs, when it does, and where its work cannot be kept."""
+        from numba.core import event
+
+        heard: list[str] = []
+
+        class Compiler(event.Listener):
+            def on_start(self, _) -> None:
+                if not heard:
+                    heard.append("compiling")
+                    compiling()
+
+            def on_end(self, _) -> None:
+                pass
+
+        def compiling() -> None:
+            if self.state != "ready":
+                self.state = "compiling"
+            self._say(
+                "compiling, which takes a minute the first time; scans pass through until then "
+                "(`apusmog warm-up` does this in advance)"
+            )
+
+        listener = Compiler()
+        event.register("numba:compile", listener)
+        try:
+            yield
+        finally:
+            event.unregister("numba:compile", listener)
+        if heard and (complaint := cache_complaint()):
+            warnings.warn(complaint, stacklevel=2)  # the node logs it
+
+
+def chosen(config: PipelineConfig) -> dict[str, str]:
+    return {name: getattr(config, name) for name in SETTINGS}
+
+
+class PassThrough:
+    """Stands in for a pipeline that is not ready: all measured points, and no objects."""
+
+    device = "none"
+
+    def __init__(self, config: NodeConfig):
+        self.config = config
+
+    def configured(self, config: NodeConfig) -> PassThrough:
+        return PassThrough(config)
+
+    def segment(self, points: np.ndarray, intensity: np.ndarray | None, ring=None) -> Segments:
+        from apusmog_core.pipeline import Segments
+
+        finite, no_return = np.isfinite(points).all(axis=1), ~points.any(axis=1)
+        rows = np.flatnonzero(finite & ~no_return)
+        none = np.zeros(len(rows), np.float32)
+        return Segments(
+            points=points[rows],
+            intensity=none if intensity is None else intensity[rows],
+            ground=none > 0,
+            instance=none.astype(np.uint32),
+            rows=rows,
+            not_finite=int(np.count_nonzero(~finite)),
+            no_return=int(np.count_nonzero(no_return)),
+        )
+
+    def densify(self, segments: Segments) -> DenseScan:
+        from apusmog_core.pipeline import DenseScan
+
+        points, none = np.zeros((0, 3), np.float32), np.zeros(0, np.float32)
+        labels = none.astype(np.uint32), none > 0, none, none.astype(np.int64)
+        return DenseScan(points, none, *labels, segments, self.config.ratio)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What drivers put into a cloud comes out again: every field of measured points, bit by bit."""
+
+from array import array
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy", reason="ROS 2 (rclpy) is not installed")
+
+from harness import Harness, scan, street  # noqa: E402
+from sensor_msgs.msg import PointCloud2, PointField  # noqa: E402
+from std_msgs.msg import Header  # noqa: E402
+
+from apusmog_core.config import NodeConfig  # noqa: E402
+from apusmog_core.pipeline import ScanPipeline  # noqa: E402
+from apusmog_ros import cloud, outputs  # noqa: E402
+
+I1, U1, U2, U4, F4, F8 = 1, 2, 4, 6, 7, 8
+XYZ = [("x", 0, F4), ("y", 4, F4), ("z", 8, F4)]
+# fields as their drivers document them: name, offset, datatype; then bytes a point and ring field
+LAYOUTS = {
+    "velodyne": ([*XYZ, ("intensity", 12, F4), ("ring", 16, U2), ("time", 18, F4)], 22, "ring"),
+    "ouster": (
+        [*XYZ, ("intensity", 16, F4), ("t", 20, U4), ("reflectivity", 24, U2), ("ring", 26, U2)]
+        + [("ambient", 28, U2), ("range", 32, U4)],
+        48,
+        "ring",
+    ),
+    "hesai": ([*XYZ, ("intensity", 12, F4), ("ring", 16, U2), ("timestamp", 18, F8)], 26, "ring"),
+    "livox": (
+        [*XYZ, ("intensity", 12, F4), ("tag", 16, U1), ("line", 17, U1), ("timestamp", 18, F8)],
+        26,
+        "line",
+    ),
+    "robosense": (
+        [*XYZ, ("intensity", 12, F4), ("ring", 16, U2), ("timestamp", 18, F8)],
+        26,
+        "ring",
+    ),
+    "autoware XYZIRC": (
+        [*XYZ, ("intensity", 12, U1), ("return_type", 13, U1), ("channel", 14, U2)],
+        16,
+        "channel",
+    ),
+    "autoware XYZIRCAEDT": (
+        [*XYZ, ("intensity", 12, U1), ("return_type", 13, U1), ("channel", 14, U2)]
+        + [
+            ("azimuth", 16, F4),
+            ("elevation", 20, F4),
+            ("distance", 24, F4),
+            ("time_stamp", 28, U4),
+        ],
+        32,
+        "channel",
+    ),
+    "no intensity": (
+        [*XYZ, ("reflectivity", 12, U1), ("laser_number", 13, I1)],
+        14,
+        "laser_number",
+    ),
+    "float64": ([("z", 0, F8), ("y", 8, F8), ("x", 16, F8)], 24, ""),
+}
+APPENDED = ["instance", "generated", "confidence"]
+
+
+def driver_cloud(name: str, rows: int = 1, bigendian: bool = False) -> PointCloud2:
+    """A street in the layout of a driver, with all other bytes of a point random."""
+    layout, step, _ = LAYOUTS[name]
+    points = street(3)
+    points = points[: len(points) // rows * rows]
+    points[10:20], points[20:25] = np.nan, 0.0
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 255, (len(points), step), np.uint8)
+    msg = PointCloud2(header=Header(frame_id="lidar"), height=rows, width=len(points) // rows)
+    msg.fields = [PointField(name=n, offset=o, datatype=d, count=1) for n, o, d in layout]
+    msg.point_step, msg.row_step, msg.is_bigendian = step, step * msg.width, bigendian
+    msg.data = array("B", raw.tobytes())
+    records = cloud.records(msg)  # a view of the message
+    for at, axis in enumerate("xyz"):
+        records[axis] = points[:, at]
+    if "intensity" in records.dtype.names:
+        records["intensity"] = rng.integers(0, 200, len(points))
+    return msg
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    return ScanPipeline(NodeConfig(ratio=3.5))
+
+
+def answer(msg: PointCloud2, pipeline, frame=None) -> tuple[outputs.Work, dict[str, PointCloud2]]:
+    source = cloud.read(msg)
+    segments = pipeline.segment(source.points, source.intensity, source.ring)
+    wanted = {"scene", "objects", "dense"}
+    work = outputs.Work(msg.header, source, wanted, pipeline, segments, pipeline.densify(segments))
+    return work, {name: outputs.message(name, work, msg.header, frame) for name in wanted}
+
+
+@pytest.mark.parametrize("bigendian", [False, True])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_measured_points_keep_every_field_bit_by_bit(pipeline, name, bigendian):
+    msg = driver_cloud(name, bigendian=bigendian)
+    given = cloud.records(msg)
+    kept = np.flatnonzero(np.isfinite(given["x"]) & (given["x"] != 0))
+    work, answers = answer(msg, pipeline)
+    assert (work.segments.not_finite, work.segments.no_return) == (10, 5)
+    for out in answers.values():
+        described = [(f.name, f.offset, f.datatype, f.count) for f in out.fields]
+        asked = [(f.name, f.offset, f.datatype, f.count) for f in msg.fields]
+        assert described[: len(asked)] == asked
+        assert [f.name for f in out.fields[len(asked) :]] == APPENDED
+        assert out.is_bigendian == bigendian and out.point_step % 4 == 0
+    scene, objects, dense = (cloud.records(answers[n]) for n in ("scene", "objects", "dense"))
+    new = scene["generated"] == 1
+    assert len(scene) - len(kept) == new.sum() == round(3.5 * len(objects)) - len(objects) > 0
+    assert not new[: len(kept)].any()  # measured points first, in the order of the input
+    measured = dense[dense["generated"] == 0]
+    for field in given.dtype.names:
+        assert scene[field][: len(kept)].tobytes() == given[field][kept].tobytes()
+        inside = given[field][kept][scene["instance"][: len(kept)] > 0]
+        assert objects[field].tobytes() == inside.tobytes()
+        assert sorted(v.tobytes() for v in measured[field]) == sorted(v.tobytes() for v in inside)
+    assert (scene["confidence"][: len(kept)] == 1).all() and (scene["confidence"] <= 1).all()
+    assert len(np.unique(objects["instance"])) == 3
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_new_points_have_ring_and_time_of_the_nearest_measured_point(pipeline, name):
+    msg = driver_cloud(name)
+    work, answers = answer(msg, pipeline)
+    given, dense = cloud.records(msg), cloud.records(answers["dense"])
+    new = np.flatnonzero(dense["generated"])[::7]
+    place = lambda records: np.stack([records[axis] for axis in "xyz"], axis=-1)  # noqa: E731
+    objects = work.segments.rows[work.segments.instance > 0]
+    apart = np.linalg.norm(place(dense[new])[:, None] - place(given[objects])[None], axis=-1)
+    nearest = given[objects[apart.argmin(axis=1)]]
+    for field in set(given.dtype.names) - set("xyz"):
+        same = dense[field][new] == nearest[field]
+        assert same.mean() > 0.99  # two may be as near as float32 can tell
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_rings_are_read_whatever_the_driver_calls_them(name):
+    msg, field = driver_cloud(name), LAYOUTS[name][2]
+    ring = cloud.read(msg).ring
+    if field:
+        np.testing.assert_array_equal(ring, cloud.records(msg)[field])
+    else:
+        assert ring is None
+
+
+def test_rows_of_an_organised_cloud_are_its_rings():
+    ring = cloud.read(driver_cloud("float64", rows=16)).ring
+    np.testing.assert_array_equal(np.unique(ring), np.arange(16))
+
+
+def test_reflectivity_serves_where_there_is_no_intensity():
+    msg = driver_cloud("no intensity")
+    np.testing.assert_array_equal(cloud.read(msg).intensity, cloud.records(msg)["reflectivity"])
+
+
+def test_padded_rows_and_fields_of_several_values_come_out_again(pipeline):
+    msg = driver_cloud("velodyne", rows=4)
+    padded = np.frombuffer(msg.data, np.uint8).reshape(4, msg.row_step)
+    msg.data = array("B", np.pad(padded, ((0, 0), (0, 9))).tobytes())
+    msg.row_step += 9
+    msg.fields = [*msg.fields[:4], PointField(name="pair", offset=16, datatype=U2, count=3)]
+    out = answer(msg, pipeline)[1]["objects"]
+    kept = {row.tobytes() for row in cloud.records(msg)["pair"]}
+    assert len(cloud.records(out)) and {row.tobytes() for row in cloud.records(out)["pair"]} <= kept
+
+
+def test_fields_of_ours_in_the_input_give_way_to_new_ones(pipeline):
+    _, first = answer(driver_cloud("velodyne"), pipeline)
+    _, second = answer(first["objects"], pipeline)
+    names = [field.name for field in second["scene"].fields]
+    assert names == ["x", "y", "z", "intensity", "ring", "time", *APPENDED]
+
+
+def test_a_frame_moves_measured_and_new_points_and_nothing_else(pipeline):
+    msg, frame = driver_cloud("float64"), np.eye(4)
+    frame[:3, :3], frame[:3, 3] = [[0, -1, 0], [1, 0, 0], [0, 0, 1]], (4.5e6, 0, 7)
+    _, plain = answer(msg, pipeline)
+    _, moved = answer(msg, pipeline, frame)
+    before, after = (cloud.records(a["scene"]) for a in (plain, moved))
+    np.testing.assert_allclose(after["x"], 4.5e6 - before["y"], atol=1e-6)  # float64 stays exact
+    np.testing.assert_allclose(after["z"], 7 + before["z"], atol=1e-9)
+    assert after["instance"].tobytes() == before["instance"].tobytes()
+
+
+def test_minimal_fields_are_six_of_fixed_type_on_request(ros):
+    under_test = Harness(ros, fields="minimal")
+    heard = under_test.listen("scene")
+    msg = driver_cloud("autoware XYZIRC")
+    told = under_test.ask(heard, msg)
+    assert [f.name for f in told.fields] == ["x", "y", "z", "intensity", "instance", "generated"]
+    assert told.point_step == 24
+    measured = np.frombuffer(told.data, cloud.MINIMAL)
+    assert set(measured["intensity"]) <= set(map(float, range(200)))
+    assert under_test.set(fields="all").successful
+    assert under_test.ask(heard, scan(street(1), 1)).point_step == 28

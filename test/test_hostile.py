@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Malformed and hostile input is one line and exit code 2; nothing goes wrong in silence."""
+
+import io
+import os
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial import cKDTree
+
+from apusmog_core import Upsampler, cli, weights
+from apusmog_core.config import PipelineConfig, TrainConfig
+from apusmog_core.data import read_points, write_points
+from apusmog_core.data.clouds import WRITERS
+from apusmog_core.settings import load_yaml
+from apusmog_core.surface.denoise import WEIGHTS as WEIGHTS_OF_CLEANER
+from apusmog_core.surface.denoise import load_cleaner
+from apusmog_core.view import Frame, write_page
+
+PLY = "ply\nformat {} 1.0\nelement vertex {}\n" + "".join(f"property float {a}\n" for a in "xyz")
+PLY += "end_header\n"
+PCD = "FIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nCOUNT 1 1 {}\nPOINTS {}\nDATA {}\n"
+NPY = b"\x93NUMPY\x01\x00v\x00"
+ROWS = "0 0 1\n0 1 0\n1 0 0\n"
+
+
+def npy_header(text: str) -> bytes:
+    return NPY + text.ljust(117).encode() + b"\n" + bytes(72)
+
+
+def npz(**columns) -> bytes:
+    memory = io.BytesIO()
+    np.savez(memory, **columns)
+    return memory.getvalue()
+
+
+def bomb() -> bytes:
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", bytes(10**7))
+    return memory.getvalue()
+
+
+CLOUDS = {
+    "short format line.ply": b"ply\nformat\nend_header\n",
+    "short element line.ply": b"ply\nformat ascii 1.0\nelement vertex\nend_header\n",
+    "property first.ply": b"ply\nformat ascii 1.0\nproperty float x\nend_header\n",
+    "unknown format.ply": PLY.format("weird", 1).encode() + bytes(12),
+    "no format.ply": PLY.replace("format {} 1.0\n", "").format(3).encode() + ROWS.encode(),
+    "endless text.ply": (PLY.format("ascii", 10**12) + ROWS).encode(),
+    "endless records.ply": PLY.format("binary_little_endian", 4 * 10**9).encode() + bytes(120),
+    "negative.ply": (PLY.format("ascii", -3) + ROWS).encode(),
+    "odd digit.ply": (PLY.format("ascii", "²") + ROWS).encode(),
+    "words.ply": (PLY.format("ascii", 1) + "a b c\n").encode(),
+    "short data line.pcd": b"DATA\n",
+    "no fields.pcd": b"DATA ascii\n1 2 3\n",
+    "unknown data.pcd": (PCD.format(1, 3, "weird") + ROWS).encode(),
+    "wide field.pcd": PCD.format(10**9, 1, "binary").encode() + bytes(12),
+    "endless.pcd": (PCD.format(1, 10**12, "ascii") + ROWS).encode(),
+    "no values.pcd": (PCD.format(1, 3, "binary").replace("1 1 1", "0 0 0")).encode(),
+    "odd type.pcd": (PCD.format(1, 3, "ascii").replace("F F F", "Q F F") + ROWS).encode(),
+    "odd size.pcd": (PCD.format(1, 3, "ascii").replace("4 4 4", "3 4") + ROWS).encode(),
+    "damaged.pcd": PCD.format(1, 9, "binary_compressed").encode() + struct.pack("<II", 4, 108) * 2,
+    "expanding.pcd": PCD.format(1, 2**27, "binary_compressed").encode()
+    + struct.pack("<II", 8, 12 * 2**27 % 2**32)
+    + bytes(8),
+    "endless.npy": npy_header("{'descr': '<f8', 'fortran_order': False, 'shape': (10**12, 3)}"),
+    "large.npy": npy_header("{'descr': '<f8', 'fortran_order': False, 'shape': (999999999999, 3)}"),
+    "pickled.npy": npy_header("{'descr': '|O', 'fortran_order': False, 'shape': (1, 3)}"),
+    "brackets.npy": npy_header("(" * 117),
+    "renamed.npy": npz(a=np.ones((30, 3))),
+    "lengths.npz": npz(x=np.ones(3), y=np.ones(4), z=np.ones(3)),
+    "texts.npz": npz(x=np.array(["a"]), y=np.array(["b"]), z=np.array(["c"])),
+    "bomb.npz": bomb(),
+    "two columns.xyz": b"1 2\n3 4\n",
+    "ragged.xyz": b"1 2 3\n1 2\n",
+}
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+def test_a_malformed_cloud_is_one_line_that_names_it_and_exit_code_2(name, tmp_path, capsys):
+    path = tmp_path / name
+    path.write_bytes(CLOUDS[name])
+    assert cli.main(["view", str(path), "--out", str(tmp_path / "page.html")]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1 and said[0].startswith(f"apusmog: error: {path}: ")
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_a_pipe_in_a_folder_is_skipped_and_named_and_the_exit_code_says_so(tmp_path, capsys):
+    write_points(tmp_path / "a.ply", np.eye(3))
+    os.mkfifo(tmp_path / "b.ply")
+    (tmp_path / "c.ply").symlink_to("/dev/zero")
+    page = tmp_path / "page.html"
+    assert cli.main(["view", str(tmp_path), "--out", str(page)]) == 1
+    said = capsys.readouterr().err
+    assert all(f"{name}.ply: not a regular file" in said for name in "bc") and page.is_file()
+
+
+def test_a_bag_that_expands_without_end_is_stopped(tmp_path, capsys):
+    rosbag2 = pytest.importorskip("rosbags.rosbag2")
+    from rosbags.typesys import Stores, get_typestore
+
+    kind, store = "sensor_msgs/msg/PointCloud2", get_typestore(Stores.ROS2_JAZZY)
+    writer = rosbag2.Writer(tmp_path / "bag", version=9, storage_plugin=rosbag2.StoragePlugin.MCAP)
+    writer.set_compression(rosbag2.CompressionMode.STORAGE, rosbag2.CompressionFormat.ZSTD)
+    with writer:
+        connection = writer.add_connection("/points", kind, typestore=store)
+        for size in (10**5, 3 * 10**7):
+            writer.write(connection, size, bytes(size))
+    assert cli.main(["view", str(tmp_path / "bag"), "--out", str(tmp_path / "page.html")]) == 2
+    assert "expands beyond 1048576" in capsys.readouterr().err
+
+
+# --- millimetres ----------------------------------------------------------------------------------
+
+UTM = np.array([500_000.0, 4_500_000.0, 100.0])
+
+
+@pytest.fixture(scope="module")
+def sphere():
+    points = np.random.default_rng(0).normal(size=(300, 3))
+    return points / np.linalg.norm(points, axis=1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def shape():
+    return Upsampler.load("shape", device="cpu")
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_large_coordinates_keep_their_millimetres_or_are_refused(suffix, sphere, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".bin":
+        with pytest.raises(ValueError, match=r"a.bin: .bin files hold float32"):
+            write_points(path, sphere + UTM)
+    else:
+        write_points(path, sphere + UTM)
+        assert np.abs(read_points(path).points - UTM - sphere).max() < 1e-6
+    write_points(path, sphere)
+    assert read_points(path).points.dtype == np.float32
+
+
+@pytest.mark.parametrize("suffix", [".xyz", ".pcd"])
+def test_upsampling_far_from_the_origin_is_as_exact_as_near_it(suffix, sphere, tmp_path):
+    write_points(tmp_path / f"far{suffix}", sphere + UTM)
+    write_points(tmp_path / "near.npy", sphere)
+    for source, target in ((f"far{suffix}", f"out{suffix}"), ("near.npy", "out.npy")):
+        assert cli.main(["upsample", str(tmp_path / source), str(tmp_path / target)]) == 0
+    far = read_points(tmp_path / f"out{suffix}").points - UTM
+    away, _ = cKDTree(read_points(tmp_path / "out.npy").points).query(far)
+    assert np.mean(away < 1e-4) > 0.99  # of points that are equally good, the other may be chosen
+
+
+# --- clouds that no network can serve -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [1e4, 1e6, 1e30])
+def test_a_point_far_away_is_refused_by_name(factor, sphere, shape):
+    cloud = sphere.copy()
+    cloud[7] *= factor
+    with pytest.raises(ValueError, match=r"1 of 300 points, such as number 7 at"):
+        shape.upsample(cloud, 4)
+
+
+def test_a_point_that_is_not_so_far_away_changes_nothing_for_the_others(sphere, shape):
+    cloud = sphere.copy()
+    cloud[7] *= 100
+    dense = shape.upsample(cloud, 4)
+    radius = np.linalg.norm(dense, axis=1)
+    near = radius < 2
+    before = np.abs(np.linalg.norm(shape.upsample(sphere, 4), axis=1) - 1).mean()
+    assert near.mean() > 0.95 and np.abs(radius[near] - 1).mean() < 1.2 * before
+
+
+@pytest.mark.parametrize("origin", [(1e4, 0, 0), (1e200, 0, 0)])
+def test_an_origin_out_of_reach_is_refused(origin, sphere):
+    with pytest.raises(ValueError, match="origin: .*no sensor sees"):
+        Upsampler.load("lidar", device="cpu").upsample(sphere + [5, 0, 0], 4, origin=origin)
+
+
+def test_points_along_one_viewing_ray_stay_along_it():
+    ray = np.outer(np.linspace(5, 10, 50), [1, 0.1, 0.1])
+    dense = Upsampler.load("lidar", device="cpu").upsample(ray, 4, origin=(0, 0, 0))
+    along = dense @ ray[0] / np.linalg.norm(ray[0]) ** 2
+    assert len(dense) == 200 and np.abs(dense - np.outer(along, ray[0])).max() < 0.1
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        (["--ratio", "0.001"], "ratio 0.001 leaves none of 300 points"),
+        (["--ratio", "1e9"], "300,000,000,000 points"),
+        (["--weights", "w" * 300], "no such file"),
+        (["--weights", "a\0b"], "no such file"),
+    ],
+)
+def test_arguments_that_make_no_cloud_are_one_line(arguments, complaint, sphere, tmp_path, capsys):
+    write_points(tmp_path / "a.npy", sphere)
+    paths = [str(tmp_path / "a.npy"), str(tmp_path / "out.npy")]
+    assert cli.main(["upsample", *paths, *arguments]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1 and complaint in said[0]
+
+
+@pytest.mark.parametrize(
+    "cloud", [np.ones((50, 3)), np.outer(np.arange(50), [1, 2, 3]), np.repeat(np.eye(3)[:2], 20, 0)]
+)
+def test_a_cloud_without_area_has_no_mesh(cloud, tmp_path):
+    reconstruct = pytest.importorskip("apusmog_core.surface.mesh").reconstruct
+    pytest.importorskip("open3d")
+    with pytest.raises(ValueError, match="in one place or on one line"):
+        reconstruct(cloud, tmp_path / "mesh.ply")
+
+
+@pytest.mark.parametrize("suffix", [".ply", ".obj", ".off", ".stl"])
+def test_an_exact_sphere_becomes_a_mesh_that_open3d_reads(suffix, sphere, tmp_path):
+    o3d = pytest.importorskip("open3d")
+    from apusmog_core.surface.mesh import reconstruct
+
+    path = tmp_path / f"mesh{suffix}"
+    _, triangles = reconstruct(sphere, path, depth=5)
+    mesh = o3d.io.read_triangle_mesh(str(path))
+    assert len(mesh.triangles) == triangles
+    assert np.abs(np.linalg.norm(np.asarray(mesh.vertices), axis=1) - 1).mean() < 0.05
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+LIDAR = torch.load(weights.find("lidar"), weights_only=True)
+FIRST = next(iter(LIDAR["state"]))
+
+
+def first_tensor(tensor) -> dict:
+    return {"state": {**LIDAR["state"], FIRST: tensor}}
+
+
+def laughs() -> dict:
+    value = ["ha"] * 10
+    for _ in range(9):
+        value = [value] * 10
+    return {"card": {"note": value}}
+
+
+WEIGHTS = {
+    "nan": first_tensor(LIDAR["state"][FIRST] * float("nan")),
+    "infinite": first_tensor(LIDAR["state"][FIRST] + float("inf")),
+    "no tensor": first_tensor(3),
+    "expanded": first_tensor(torch.ones(1).expand(10**12)),
+    "no state": {"state": [1]},
+    "keys": {"state": {3: torch.ones(2)}},
+    "no model": {"model": 3},
+    "model keys": {"model": {3: 4}},
+    "huge model": {"model": {**LIDAR["model"], "width": 1024, "decoder_hidden": 4096}},
+    "no card": {"card": [3]},
+    "endless card": laughs(),
+}
+
+
+@pytest.mark.parametrize("change", WEIGHTS)
+def test_weights_that_no_network_can_have_are_refused(change, tmp_path):
+    torch.save({**LIDAR, **WEIGHTS[change]}, tmp_path / "bad.pt")
+    with pytest.raises(ValueError, match="bad.pt: "):
+        weights.load_network(tmp_path / "bad.pt")
+
+
+def test_a_cleaner_with_weights_that_are_not_finite_is_refused(tmp_path):
+    stored = weights.load(WEIGHTS_OF_CLEANER)
+    name = next(iter(stored["state"]))
+    stored["state"][name] = stored["state"][name] * float("nan")
+    torch.save(stored, tmp_path / "bad.pth")
+    with pytest.raises(ValueError, match="bad.pth"):
+        load_cleaner(tmp_path / "bad.pth")
+
+
+def test_compressed_weights_are_refused_before_they_expand(tmp_path):
+    torch.save({**LIDAR, "state": {"zeros": torch.zeros(10**6)}}, tmp_path / "plain.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pt") as plain,
+        zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in plain.infolist():
+            packed.writestr(entry.filename, plain.read(entry))
+    with pytest.raises(ValueError, match="bomb.pt: not APU-SMOG weights"):
+        weights.load_network(tmp_path / "bomb.pt")
+
+
+def test_a_card_cannot_steer_the_terminal(tmp_path, capsys):
+    torch.save({**LIDAR, "card": {"a\x1b[2J": "\x1b]0;title\x07\r\n"}}, tmp_path / "odd.pt")
+    assert cli.main(["info", str(tmp_path / "odd.pt")]) == 0
+    said = capsys.readouterr().out
+    assert "card.a\\x1b[2J: \\x1b]0;title\\x07\\r\\n\n" in said and "\x1b" not in said
+
+
+# --- settings and pages ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("a: &a [1]\nb: *a\n", "aliases"),
+        ("[" * 50_000, "YAML"),
+        ("3: 4\n", "3: the name of a setting is text"),
+        ("model: 3\n", "model: expected settings"),
+        ("model: {3: 4}\n", "3: the name"),
+        ("steps: {}\n", "steps: {} is not of type int"),
+        ("steps: 2001-99-99\n", "month"),
+        ("rate: 0x" + "f" * 3000, "rate: inf is not a finite number"),
+        ("data: {ratios: [a]}\n", "'a' is not of type float"),
+        ("data: {ratios: []}\n", "are not ratios above zero"),
+        ("# " + "x" * 200_000, "more than 100000 bytes"),
+        ("\xff", "utf-8"),
+    ],
+)
+def test_settings_that_cannot_be_are_an_error_that_names_the_file(text, complaint, tmp_path):
+    (tmp_path / "run.yaml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=f"run.yaml: .*{complaint}"):
+        load_yaml(TrainConfig, tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize("of", ["points", "height"])
+def test_settings_that_contradict_each_other_are_refused(of):
+    from apusmog_core.settings import with_values
+
+    values = {f"cluster.min_{of}": 50, f"cluster.max_{of}": 10}
+    with pytest.raises(ValueError, match=f"cluster.min_{of} 50.* must not be above cluster.max_"):
+        with_values(PipelineConfig(), values)
+
+
+def test_a_page_holds_any_name_and_any_coordinate(tmp_path):
+    name = "</script><!--<script>\udcff\u2028"
+    far = np.array([[-3e38, 0, 0], [3e38, 0, 0], [0, 1, 2]], np.float32)
+    text = write_page([Frame(name, far)], tmp_path / "page.html").read_text("utf-8")
+    data = text.split('type="application/json">')[1].split("</script>")[0]
+    assert "<" not in data and "NaN" not in data and "Infinity" not in data
+    import json
+
+    assert json.loads(data)["frames"][0]["name"] == name

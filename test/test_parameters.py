@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's parameters, over real DDS."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("rclpy", reason="ROS 2 (rclpy) is not installed")
+
+from conftest import wait_until  # noqa: E402
+from harness import Harness, scan, street  # noqa: E402
+from rcl_interfaces.srv import DescribeParameters  # noqa: E402
+
+from apusmog_core import weights  # noqa: E402
+from apusmog_core.config import PRESETS, NodeConfig  # noqa: E402
+from apusmog_core.model import ApuSmog  # noqa: E402
+from apusmog_core.settings import from_dict, settings  # noqa: E402
+from apusmog_ros import parameters  # noqa: E402
+
+CONFIG = Path(__file__).parents[1] / "config"
+
+
+@pytest.mark.parametrize("bad", [0, -1, 0.0, float("nan"), float("inf"), "x", 1e9, True])
+def test_a_bad_ratio_is_refused_with_the_reason_and_nothing_changes(ros, bad):
+    under_test = Harness(ros, ratio=2.5)
+    result = under_test.set(ratio=bad)
+    assert not result.successful and "ratio" in result.reason
+    assert under_test.get("ratio") == [2.5] and under_test.node._config.ratio == 2.5
+
+
+@pytest.mark.parametrize(
+    "name, bad",
+    [
+        ("device", "tpu"),
+        ("device", "cuda:99"),
+        ("device", "cuda:\N{SUPERSCRIPT TWO}"),
+        ("device", "cuda:99999999999999999999"),
+        ("weights", 300 * "w"),
+        ("weights", "no-such-weights"),
+        ("precision", "float8"),
+        ("ground__method", "magic"),
+        ("cluster__min_points", 0),
+        ("seed", -1),
+        ("keep_measured", "yes"),
+        ("qos__depth", 7),
+        ("range__max", 1.0),
+    ],
+)
+def test_any_other_bad_value_is_refused_too(ros, name, bad):
+    under_test = Harness(ros)
+    before = under_test.get(name.replace("__", "."))
+    result = under_test.set(**{name: bad})
+    assert not result.successful and result.reason
+    assert under_test.get(name.replace("__", ".")) == before
+
+
+def test_parameters_set_together_take_effect_together_or_not_at_all(ros):
+    under_test = Harness(ros)
+    assert not under_test.set(together=True, ratio=7.0, range__max=1.0).successful
+    assert under_test.get("ratio", "range.max") == [4.0, 60.0]
+    # one after the other the first of these would be refused: 70 is above the maximum of 60
+    assert under_test.set(together=True, range__min=70.0, range__max=90).successful
+    assert under_test.get("range.min", "range.max") == [70.0, 90.0]
+
+
+def test_a_parameter_cannot_be_deleted(ros):
+    under_test = Harness(ros)
+    assert not under_test.set(ratio=None).successful
+    assert under_test.get("ratio") == [4.0]
+
+
+def test_every_setting_is_a_parameter_with_a_description_and_its_range(ros):
+    under_test = Harness(ros)
+    items = list(settings(NodeConfig()))
+    request = DescribeParameters.Request(names=[item.name for item in items])
+    answer = ros.call(DescribeParameters, "/upsampler/describe_parameters", request)
+    for item, about in zip(items, answer.descriptors, strict=True):
+        assert about.description == item.help
+        ranges = [*about.floating_point_range, *about.integer_range]
+        assert bool(ranges) == (item.low is not None)
+        if item.low is not None and item.high is not None:
+            assert (ranges[0].from_value, ranges[0].to_value) == (item.low, item.high)
+    assert under_test.get("ratio") == [4.0]
+
+
+def test_the_parameter_file_is_what_the_node_defaults_to():
+    import yaml
+
+    file = CONFIG / "upsample.yaml"
+    assert file.read_text() == parameters.as_yaml(), "python -m apusmog_ros.parameters > " + str(
+        file
+    )
+    tree = yaml.safe_load(file.read_text())["/**"]["ros__parameters"]
+    assert from_dict(NodeConfig, tree) == NodeConfig()
+
+
+def test_other_weights_load_in_the_background_and_are_swapped_in(ros, tmp_path):
+    under_test = Harness(ros)
+    dense = under_test.listen("dense")
+    before = under_test.ask(dense, scan(street(1), 0))
+    other = ApuSmog(PRESETS["lidar"])
+    for values in other.parameters():
+        torch.nn.init.normal_(values, std=0.3)
+    weights.save(other, tmp_path / "other.pt", {})
+    assert under_test.set(weights=str(tmp_path / "other.pt")).successful
+    running = lambda: under_test.node._networks.pipeline().config.weights  # noqa: E731
+    wait_until(lambda: running().endswith("other.pt"), "the swap")
+    after = under_test.ask(dense, scan(street(1), 1))
+    assert before.width == after.width and before.data != after.data
+
+
+def test_weights_that_do_not_load_leave_the_old_ones_running(ros, tmp_path):
+    under_test = Harness(ros)
+    (tmp_path / "broken.pt").write_bytes(b"not a checkpoint")
+    under_test.set(weights=str(tmp_path / "broken.pt"))
+    wait_until(lambda: under_test.get("weights") == ["lidar"], "the parameter to be set back")
+    assert under_test.ask(under_test.listen("dense"), scan(street(1))).width > 0
+
+
+def test_parameter_calls_are_answered_while_the_network_runs(ros):
+    under_test = Harness(ros, ratio=16.0)
+    dense = under_test.listen("dense")
+    waits = []
+    for number in range(5):
+        under_test.publisher.publish(scan(street(6), number))
+        wait_until(lambda n=number: under_test.counts().get("received") == n + 1, "the scan")
+        started = time.perf_counter()
+        assert under_test.set(seed=number).successful
+        waits.append(time.perf_counter() - started)
+    wait_until(lambda: len(dense) > 0, "an answer")
+    assert np.median(waits) < 0.1
