@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from apusmog_core.evaluation.metrics import nearest
+from apusmog_core.evaluation.metrics import distances
 from tools import figures, motion
 
 image = pytest.importorskip("matplotlib.image")
@@ -45,7 +45,7 @@ def test_the_command_draws_every_picture_with_the_shipped_weights(
 def test_what_the_sensor_returned_lies_on_the_truth_at_every_range():
     for distance in figures.RANGES:
         seen = figures.see("person", distance)
-        assert np.median(nearest(seen.points, seen.truth)) < 0.03  # noise, and bias of the rings
+        assert np.median(distances(seen.points, seen.truth)) < 0.03  # noise, and bias of the rings
         gap = cKDTree(seen.truth).query(seen.truth, k=2)[0][:, 1]
         assert np.median(gap) < 0.01
 

@@ -15,7 +15,7 @@ import torch
 from scipy.spatial import cKDTree
 
 from apusmog_core.evaluation.metrics import distance_to_mesh, mesh_surface
-from apusmog_core.evaluation.metrics import nearest as distance_to
+from apusmog_core.evaluation.metrics import distances as distance_to
 from apusmog_core.geometry import farthest, nearest
 from apusmog_core.model.smog import Mixture
 from apusmog_core.picture import Camera, aim, beside, look_at

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from .clouds import read_bin
 from .kitti import KittiDrive
 from .pointcloud2 import DATATYPES
 
@@ -49,11 +50,11 @@ def convert(kitti_dir: str | Path, out: str | Path, format: str = "mcap") -> int
             try:
                 data = read_bin(file)
             except (OSError, ValueError) as error:
-                warnings.warn(f"skipped {error}", stacklevel=2)
+                warnings.warn(f"skipped {file}: {error}", stacklevel=2)
                 continue
             if drive.poses is not None:
                 write_pose(stamp, _pose(store.types, stamp, drive.poses[at]))
-            write_cloud(stamp, _cloud(store.types, stamp, FRAME, np.frombuffer(data, KITTI_POINT)))
+            write_cloud(stamp, _cloud(store.types, stamp, FRAME, data.view(KITTI_POINT)[:, 0]))
             written += 1
     return written
 
@@ -73,14 +74,6 @@ def cloud_writer(out: Path, topic: str) -> Iterator[Callable[[int, str, np.ndarr
             bag.write(connection, stamp, store.serialize_cdr(message, kind))
 
         yield write
-
-
-def read_bin(file: Path) -> bytes:
-    """A KITTI scan as the bytes it is, which are also those of the message."""
-    data = file.read_bytes()
-    if len(data) % KITTI_POINT.itemsize:
-        raise ValueError(f"{file}: {len(data)} bytes are no whole number of points; truncated?")
-    return data
 
 
 def clouds(path: str | Path, topic: str) -> Iterator[tuple[int, object]]:
