@@ -213,3 +213,13 @@ def test_the_shipped_network_makes_a_scan_dense():
     measured = dense.segments.points[dense.segments.instance > 0]
     assert len(dense.points) == round(2.5 * len(measured)) and len(measured) > 0
     assert cKDTree(measured).query(dense.points)[0].max() < 1.0
+
+
+def test_a_pipeline_without_settings_has_the_default_ones():
+    assert ScanPipeline(upsampler=Interpolator()).config == PipelineConfig()
+
+
+def test_a_copy_with_another_seed_leaves_the_first_as_it_was():
+    first = ScanPipeline(upsampler=Interpolator())
+    other = first.configured(PipelineConfig(seed=7))
+    assert (first.upsampler.seed, other.upsampler.seed) == (0, 7)

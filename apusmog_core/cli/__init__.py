@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from .. import __version__
 from . import clouds, networks, scan, scores
 from .arguments import missing_package, one_line, say
 
@@ -86,6 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Make sparse point clouds dense, by any real ratio, with APU-SMOG.",
         epilog="'apusmog COMMAND --help' explains a command.",
     )
+    parser.add_argument("--version", action="version", version=f"apusmog {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (add_arguments, run, help) in COMMANDS.items():
         command = commands.add_parser(name, help=help, description=help)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .arguments import add_network, count, load, ratio
+from .arguments import add_denoise, add_network, count, load, ratio
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +63,7 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="points of the input (2048)",
     )
+    add_denoise(parser)
     _add_scored(parser, "shape")
 
 
