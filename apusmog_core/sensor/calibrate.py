@@ -22,7 +22,7 @@ BIN, BINS = 0.004, 151  # metres, and how many around zero, of the histograms of
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """How biases are estimated; chosen on simulated sensors (docs/decisions.md)."""
+    """How biases are estimated; `floor` from planted biases in simulation, the rest by hand."""
 
     columns: int = 2  # one in so many is looked at
     half_window: int = 3  # columns to each side that a line along a ring is fitted to
