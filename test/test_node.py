@@ -129,14 +129,14 @@ def test_output_that_is_not_finite_is_counted_as_failed_and_never_published(ros,
     under_test = Harness(ros)
     dense = under_test.listen("dense")
     upsampler = under_test.node._networks.pipeline().upsampler
-    grow = upsampler.upsample_to
+    grow = upsampler.upsample_scan
 
     def broken(*args):
         results = grow(*args)
         results[0].points[-1] = np.nan
         return results
 
-    monkeypatch.setattr(upsampler, "upsample_to", broken)
+    monkeypatch.setattr(upsampler, "upsample_scan", broken)
     under_test.publisher.publish(scan(street(1), 0))
     wait_until(lambda: under_test.counts().get("failed") == 1, "the count")
     monkeypatch.undo()
