@@ -106,7 +106,6 @@ class DataConfig:
     hdf5: str = setting("", "PU1K or PU-GAN training file, as published")
     road: str = setting("", "folder of road meshes for the LiDAR simulator; empty: built-in shapes")
     cache: str = setting("", "folder for prepared patches; empty: beside the checkpoints")
-    lidar_share: float = setting(0.0, "share of simulated LiDAR patches", low=0.0, high=1.0)
     patches: int = setting(20000, "patches to prepare", low=1)
     points: int = setting(256, "input points of a surface patch", low=4, high=4096)
     ratios: tuple[float, ...] = setting((4.0,), "ratios to draw from, one for each step")
@@ -280,7 +279,10 @@ class QosConfig:
     output_reliability: str = setting(
         "reliable", "reliability offered to subscribers", choices=("best_effort", "reliable")
     )
-    depth: int = setting(5, "queue depth, in and out", low=1, high=1000)
+    input_depth: int = setting(
+        20, "scans that wait while the node is busy; the newest is worked on", low=1, high=1000
+    )
+    depth: int = setting(5, "queue depth of the outputs", low=1, high=1000)
 
 
 @dataclass(frozen=True)

@@ -87,10 +87,8 @@ def export_onnx(name: str | Path, out: str | Path) -> None:
     the output points: cut large clouds into patches. Where two of them are equally far to the last
     digit, ONNX Runtime may choose the other one, and that point moves by a little.
     """
-    try:
-        import onnxscript  # noqa: F401  torch.onnx needs it, and says so in many lines
-    except ImportError as error:
-        raise ImportError("export needs onnxscript: pip install onnx onnxscript") from error
+    import onnxscript  # noqa: F401  torch.onnx needs it, and says so in many lines
+
     out = Path(out)
     if out.suffix != ".onnx":
         raise ValueError(f"{out}: ONNX files end in .onnx")

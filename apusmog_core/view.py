@@ -49,7 +49,7 @@ def view(
     """A page of clouds, bags or folders, and what was not found.
 
     With ratios, a `ScanPipeline` finds the objects of each scan and upsamples them by each. Single
-    clouds without objects are shown beside each other.
+    clouds are shown beside each other.
     """
     from .data import open_scans
 
@@ -60,7 +60,7 @@ def view(
     frames = [_frame(scan, ratios, pipeline) for scan in progress(shown, total)]
     objects = any(len(dense.points) for frame in frames for dense in frame.dense.values())
     notice = "" if objects or not ratios else _nothing_found(len(frames))
-    beside = len(opened) > 1 and not objects and all(len(scans) == 1 for scans in opened)
+    beside = len(opened) > 1 and not ratios and all(len(scans) == 1 for scans in opened)
     return write_page(frames, out, _title(paths), notice=notice, beside=beside), notice
 
 
@@ -167,9 +167,9 @@ def _wide(frame: Frame) -> Frame:
 
 
 def _home(frames: Sequence[Frame]) -> dict:
-    """Where the camera starts: at the objects of the first frame, or at the whole cloud."""
+    """Where the camera starts: at the first objects there are, or at the whole cloud."""
     first = frames[0]
-    dense = [d.points for d in first.dense.values() if len(d.points)]
+    dense = [d.points for frame in frames for d in frame.dense.values() if len(d.points)]
     if dense:
         target = np.median(dense[0], axis=0)
         radius = np.quantile(np.linalg.norm(dense[0] - target, axis=1), 0.65)

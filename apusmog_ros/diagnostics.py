@@ -118,14 +118,13 @@ def _judge(
         errors.append(f"age {age:.0f} ms (more than {limits.error_age_ms:g} ms)")
     elif age > limits.warn_age_ms:
         warnings.append(f"age {age:.0f} ms (more than {limits.warn_age_ms:g} ms)")
-    sent = recent["received"] + recent["lost"]
-    for name, limit, all_scans in (
-        ("dropped", limits.warn_dropped, recent["received"]),
-        ("lost on the way here", limits.warn_lost, sent),
-    ):
-        share = recent[name.split()[0]] / max(all_scans, 1)
+    shares = {"lost on the way here": ("lost", recent["received"] + recent["lost"])}
+    if state == "ready":  # a network that loads takes the time of others
+        shares["dropped"] = ("dropped", recent["received"])
+    for what, (name, scans) in shares.items():
+        share, limit = recent[name] / max(scans, 1), getattr(limits, f"warn_{name}")
         if share > limit:
-            warnings.append(f"{share:.0%} of the scans {name} (more than {limit:.0%})")
+            warnings.append(f"{share:.0%} of the scans {what} (more than {limit:.0%})")
     if silence > limits.warn_silence:
         warnings.append(f"no scan for {silence:.0f} s (more than {limits.warn_silence:g} s)")
     for name in PROBLEMS[:2]:

@@ -50,7 +50,7 @@ class Input:
         self.policy = node.declare_parameter(override, qos.input_reliability).value
         if self.policy not in ("auto", *RELIABILITY):
             raise ValueError(f"{override}: {self.policy!r} is not auto, best_effort or reliable")
-        self._depth = qos.depth
+        self._depth = qos.input_depth
         self._events = SubscriptionEventCallbacks(
             incompatible_qos=incompatible, message_lost=lambda event: lost(event.total_count_change)
         )

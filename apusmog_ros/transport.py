@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
@@ -69,6 +68,10 @@ def clean_up(memory: Path = MEMORY) -> list[str]:
 
     A living process holds a lock on the file beside each segment.
     """
+    try:
+        import fcntl
+    except ImportError:  # not on Windows, nor such files
+        return []
     removed = []
     for lock in memory.glob(f"fast*_{16 * '[0-9a-f]'}_el"):
         with suppress(OSError), lock.open("rb") as file:

@@ -42,7 +42,8 @@ class Harness:
 
     def __init__(self, ros, name="/upsampler", topic="points", ready=True, **values):
         self.ros, self.name = ros, name
-        given = dict({"qos.input_reliability": "reliable", "qos.depth": 300}, **values)
+        given = {"qos.input_reliability": "reliable", "qos.input_depth": 300, "qos.depth": 300}
+        given |= values
         overrides = [Parameter(n.replace("__", "."), value=v) for n, v in given.items()]
         namespace = name.rpartition("/")[0] or None
         self.node = ros.spin(

@@ -148,6 +148,7 @@ def test_info_reads_like_a_card_and_export_says_inputs_and_outputs(capsys, tmp_p
         (["upsample", "a.xyz", "b.xyz", "--ratio", "0"], "0 is not a ratio above 0"),
         (["upsample", "a.xyz", "b.xyz", "--ratio", "nan"], "nan is not a ratio above 0"),
         (["simulate", "out", "--frames", "0"], "0 is not a count of 1 or more"),
+        (["evaluate", "rings", "--simulate", "1", "--stride", "1"], "1: no ring is held out"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_2(arguments, complaint, capsys):
@@ -168,6 +169,11 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, complaint, capsys):
         (["evaluate", "pugan", "{}", "--baselines", "--out", "{}/a.xls"], "a.xls: results are"),
         (["evaluate", "rings", "--baselines"], "give SCANS, or --simulate"),
         (["evaluate", "rings", "{}", "--holdout", "{}", "--baselines"], "no FRAME.npz in it"),
+        (["evaluate", "rings", "{}", "--sensor", "VLP-16"], "--sensor VLP-16: only simulated"),
+        (
+            ["evaluate", "rings", "--simulate", "1", "--baselines", "--sensor", "X1"],
+            "unknown sensor 'X1'; known: HDL-64E",
+        ),
         (["simulate", "{}/out", "--sensor", "X1"], "unknown sensor 'X1'"),
         (["info", "{}/cloud.ply"], "cloud.ply: not APU-SMOG weights"),
         (["upsample", "{}/cloud.ply", "{}/a.ply", "--weights", "none"], "weights 'none': no such"),
@@ -233,8 +239,8 @@ def test_a_mesh_follows_the_cloud_and_faces_the_sensor(origin, tmp_path, midpoin
 def test_evaluation_on_simulated_rings_prints_and_writes_one_table(tmp_path, capsys):
     pytest.importorskip("open3d")
     out = tmp_path / "rings.csv"
-    arguments = ["evaluate", "rings", "--simulate", "1", "--baselines", "--out", str(out)]
-    assert cli.main(arguments) == 0
+    arguments = ["evaluate", "rings", "--simulate", "1", "--sensor", "OS1-64", "--stride", "4"]
+    assert cli.main([*arguments, "--baselines", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     for method in ("nothing", "range-interpolation", "midpoint"):
         assert method in printed and method in out.read_text()

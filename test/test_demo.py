@@ -17,10 +17,9 @@ from apusmog_ros.demo import demo  # noqa: E402
 def untrained(tmp_path_factory):
     from apusmog_core import weights
     from apusmog_core.config import PRESETS
-    from apusmog_core.model import ApuSmog
 
     file = tmp_path_factory.mktemp("weights") / "untrained.pt"
-    weights.save(ApuSmog(PRESETS["lidar"]), file, card={})
+    weights.save(weights.build_network(PRESETS["lidar"]), file, card={})
     return file
 
 

@@ -78,6 +78,42 @@ def test_objects_are_found_in_scans_that_come_without_clusters():
     assert scores["surface"]["f_10"] == pytest.approx(0.726, abs=0.1)
 
 
+@pytest.mark.skipif(not (DATA / "sensors").is_dir(), reason="no scans of other sensors here")
+def test_one_file_with_rings_is_enough_at_any_stride():
+    file = DATA / "sensors" / "pandar64_street.pcd"
+    two, four = (rings.found_cases(file, stride=stride) for stride in (2, 4))
+    assert len(two) >= len(four) >= 15
+    assert all((case.ring % 4 == 0).all() and case.stride == 4 for case in four)
+    assert np.mean([case.ratio for case in four]) > 1.5 * np.mean([case.ratio for case in two])
+
+
+def flat_case(stride: int) -> rings.RingCase:
+    """A wall at x = 10 whose rings are evenly spaced on it, across 21 columns."""
+    ring, y = (a.ravel() for a in np.meshgrid(np.arange(13), np.linspace(-1, 1, 21), indexing="ij"))
+    points = np.stack((np.full(len(y), 10.0), y, 0.1 * ring), axis=1)
+    kept, row = rings.keep_rings(points, ring, stride)
+    named = dict(surface=True, frame="wall", cluster=0)
+    return rings.ring_case(kept, row, points, ring, stride, **named)
+
+
+@pytest.mark.parametrize("stride", [2, 3, 4])
+def test_interpolation_between_every_nth_ring_of_a_wall_is_the_wall(stride):
+    case = flat_case(stride)
+    assert set(case.ring) == set(range(0, 13, stride))
+    output = rings.RING_BASELINES["range-interpolation"](case)
+    assert len(output) == len(case.full)
+    assert output[np.lexsort(output.T)] == pytest.approx(case.full[np.lexsort(case.full.T)])
+    scores = rings.score_ring(case, output)
+    assert scores["f_10"] == 1 and scores["completeness"] == pytest.approx(0, abs=1e-9)
+    assert rings.score_ring(case, case.points)["completeness"] > 0.05
+
+
+def test_scans_without_an_object_to_score_are_refused_with_advice():
+    pytest.importorskip("open3d")
+    with pytest.raises(ValueError, match="no object of 900000 points within 45 m.*--stride"):
+        rings.simulated_cases(frames=1, sensor="VLP-16", points=(900_000, 1_000_000))
+
+
 def test_scans_without_rings_are_refused_by_name(tmp_path):
     np.save(tmp_path / "cloud.npy", np.random.default_rng(0).normal(size=(500, 3)))
     with pytest.raises(ValueError, match="cloud has no ring numbers"):

@@ -23,12 +23,11 @@ def untrained(tmp_path_factory) -> dict[str, Path]:
     """Networks of each preset as they start: the counts are exact before anything is learned."""
     from apusmog_core import weights
     from apusmog_core.config import PRESETS
-    from apusmog_core.model import ApuSmog
 
     folder = tmp_path_factory.mktemp("weights")
     files = {name: folder / f"{name}.pt" for name in ("shape", "lidar")}
     for name, file in files.items():
-        weights.save(ApuSmog(PRESETS[name]), file, card={})
+        weights.save(weights.build_network(PRESETS[name]), file, card={})
     return files
 
 

@@ -7,65 +7,78 @@ import torch
 
 from apusmog_core import cli, weights
 from apusmog_core.config import PRESETS
-from apusmog_core.model import ApuSmog
-from apusmog_core.sensor.grid import ray_grid
+from apusmog_core.segment import Found, Mounting
 from apusmog_core.training import finetune
-from apusmog_core.training.ray_samples import PROBE_REACH, PROBES
+from apusmog_core.training.ray_samples import PROBES
 
 STEP, GAP = np.radians(0.2), np.radians(0.8)  # of the sensor that sees the wall
+COLUMNS = np.arange(-60, 61)
 
 
-def wall(hole: bool = False) -> finetune.Seen:
-    """A wall ten metres ahead on rings 10 to 21 of 0 to 31, perhaps with a hole in the middle."""
-    ring, column = (a.ravel() for a in np.mgrid[10:22, -30:31])
-    if hole:
-        solid = (np.abs(ring - 15.5) > 3) | (np.abs(column) > 8)
-        ring, column = ring[solid], column[solid]
-    azimuth, elevation = column * STEP, (16 - ring) * GAP
-    points = np.stack((np.ones(len(ring)), np.tan(azimuth), np.tan(elevation) / np.cos(azimuth)), 1)
-    return finetune.Seen(10 * points, ring, (0, 31), "wall", 1)
+def wall(hole: str = "") -> finetune.FullScan:
+    """A wall ten metres ahead on rings 10 to 21 of 32, with another one far behind.
+
+    A hole in the middle of it shows the `wall` behind, or `nothing` returns from there."""
+    ring, column = (a.ravel() for a in np.meshgrid(np.arange(32), COLUMNS, indexing="ij"))
+    near = (np.abs(ring - 15.5) < 6) & (np.abs(column) <= 30)
+    inside = (np.abs(ring - 15.5) < 3) & (np.abs(column) < 9)
+    there = ~inside if hole == "nothing" else np.ones(len(ring), bool)
+    near = (near & ~(inside & (hole != "")))[there]
+    ring, column = ring[there], column[there]
+    azimuth, elevation = column * STEP, (ring - 16) * GAP
+    ray = (np.ones(len(ring)), np.tan(azimuth), np.tan(elevation) / np.cos(azimuth))
+    points = np.where(near, 10.0, 40.0)[:, None] * np.stack(ray, axis=1)
+    nowhere = np.zeros(len(ring), bool)
+    found = Found(nowhere, near.astype(np.uint32), ring, "field", None, Mounting(1.7, 0.0, 0.0))
+    return finetune.FullScan.of(points, ring, found)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_probes_that_hit_end_on_the_surface_the_dropped_rings_saw(seed):
-    sample = finetune.ring_sample(wall(), np.random.default_rng(seed))
-    assert sample.probes.shape == (len(sample.points), PROBES, 3)
-    ends = (sample.points[:, None] + sample.probes)[sample.hit]
-    stride = 2 if abs(np.exp(sample.context[0, 0]) / 10 - 2 * GAP) < GAP / 2 else 3
-    # depths are logarithmic in steps of the kept rings, azimuth in steps of the sensor
-    azimuth, elevation = ends[:, 0] * STEP, ends[:, 1] * stride * GAP
-    reach = np.exp(ends[:, 2] * stride * GAP)
-    np.testing.assert_allclose(reach * np.cos(elevation) * np.cos(azimuth), 10, atol=0.01)
-    assert sample.hit.mean() > 0.5
+def probed(scan: finetune.FullScan, stride: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    """Rings and columns (m, 2) that probes ask, as numbers, and whether they hit (m,)."""
+    rng = np.random.default_rng(0)
+    samples = finetune.dropped_samples(scan, stride, 0, rng)
+    assert len(samples) == 1
+    probes, hit = samples[0].probes, samples[0].hit
+    kept = np.flatnonzero((scan.rings.number % stride == 0) & (scan.found.instance == 1))
+    assert probes.shape == (len(kept), PROBES, 3)
+    ring = scan.rings.number[kept, None] + stride * probes[..., 1]
+    column = scan.polar[kept, None, 0] / STEP + probes[..., 0]
+    reach = np.exp(scan.polar[kept, None, 2] + probes[..., 2] * stride * GAP)
+    flat = reach * np.cos((ring - 16) * GAP) * np.cos(column * STEP)
+    np.testing.assert_allclose(flat[hit], 10, atol=0.05)  # where it hits, it ends on the wall
+    return np.stack((ring, column), axis=-1).reshape(-1, 2), hit.ravel()
 
 
-def test_misses_lie_in_holes_and_one_ring_or_column_outside():
-    seen = wall(hole=True)
-    keeps = seen.ring % 2 == 0
-    grid = ray_grid(seen.points[keeps], np.zeros(3))
-    hits, misses = finetune.held_rays(seen, keeps, grid, np.random.default_rng(0))
-    assert len(hits) == (~keeps).sum()
-    column, ring = misses[:, 0], 16 - 2 * misses[:, 1]
-    in_hole = (np.abs(column) < 8.1) & (np.abs(ring - 15.5) < 3)
-    outside = (np.abs(column) > 30.9) | (ring > 21.5) | (ring < 9.5)
-    assert in_hole.sum() >= 3 * 13 and outside.sum() >= 60
-    assert (in_hole | outside).all()
-    assert np.abs(column).max() < 32.6 and ring.min() > 8.5 and ring.max() < 22.5
+@pytest.mark.parametrize("stride", [2, 4])
+def test_dropped_rings_hit_the_wall_they_saw_and_miss_beside_it(stride):
+    where, hit = probed(wall(), stride)
+    on_wall = (np.abs(where[:, 0] - 15.5) < 5.9) & (np.abs(where[:, 1]) < 30.5)
+    assert (hit == on_wall).all()
+    assert 0.5 < hit.mean() < 1
+    assert (np.abs(where[:, 0] % stride) > 0.3).mean() > 0.9  # rings that were not given
 
 
-def test_a_ring_that_the_sensor_does_not_have_misses_nothing():
-    seen = wall()
-    low = finetune.Seen(seen.points, seen.ring - 10, (0, 31), "wall", 1)
-    rays = ray_grid(low.points, np.zeros(3)).to_grid(low.points)
-    assert list(finetune.ring_elevations(low, rays)) == list(range(13))
+def test_a_ray_through_a_hole_misses_where_something_behind_returned():
+    where, hit = probed(wall(hole="wall"))
+    inside = (np.abs(where[:, 0] - 15.5) < 2.9) & (np.abs(where[:, 1]) < 8.5)
+    assert inside.sum() > 20
+    assert not hit[inside].any()
 
 
-def test_every_anchor_has_probes_within_reach():
-    sample = finetune.ring_sample(wall(hole=True), np.random.default_rng(1))
-    assert (np.abs(sample.probes[..., :2]) <= np.asarray(PROBE_REACH) + 1e-5).all()
-    alone = np.array([[0.0, 0.0, 5.0]])
-    probes, hit = finetune.probes_around(alone, np.array([[9.0, 9.0, 5.0]]), np.zeros((0, 2)))
-    assert hit.all() and not probes.any()  # the point's own ray
+def test_nothing_is_learned_where_nothing_returned():
+    where, hit = probed(wall(hole="nothing"))
+    inside = (np.abs(where[:, 0] - 15.5) < 2.4) & (np.abs(where[:, 1]) < 8.5)
+    assert not inside.any()
+    assert not hit.all()  # but beside the wall it is
+
+
+def test_a_return_close_by_that_is_of_no_object_is_left_out():
+    scan = wall()
+    scan.found.instance[(scan.rings.number == 15) & (scan.found.instance == 1)] = 0
+    where, hit = probed(scan)
+    on_ring = (np.abs(where[:, 0] - 15) < 0.3) & (np.abs(where[:, 1]) < 30.5)
+    assert not on_ring.any()
+    assert hit.any()
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -88,7 +101,9 @@ def drive(tmp_path_factory):
 @pytest.fixture
 def start(tmp_path):
     torch.manual_seed(0)
-    weights.save(ApuSmog(PRESETS["lidar"]), tmp_path / "start.pt", {"preset": "lidar"})
+    weights.save(
+        weights.build_network(PRESETS["lidar"]), tmp_path / "start.pt", {"preset": "lidar"}
+    )
     return tmp_path / "start.pt"
 
 
@@ -125,9 +140,9 @@ def test_weights_that_are_no_worse_are_written(drive, start, tmp_path, monkeypat
 @pytest.mark.parametrize("domain, complaint", [("canonical", "do not see rays"), ("sensor", "two")])
 def test_what_cannot_be_tuned_is_refused_in_one_line(domain, complaint, tmp_path, capsys):
     preset = "shape" if domain == "canonical" else "lidar"
-    weights.save(ApuSmog(PRESETS[preset]), tmp_path / "start.pt", {})
+    weights.save(weights.build_network(PRESETS[preset]), tmp_path / "start.pt", {})
     seen = wall()
-    np.c_[seen.points, seen.ring].astype(np.float32).tofile(tmp_path / "one.bin")
+    np.c_[seen.points, seen.rings.number].astype(np.float32).tofile(tmp_path / "one.bin")
     assert run(tmp_path / "one.bin", tmp_path / "start.pt", tmp_path / "out.pt") == 2
     assert complaint in capsys.readouterr().err
     assert not (tmp_path / "out.pt").exists()

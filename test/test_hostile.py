@@ -15,6 +15,7 @@ from apusmog_core import Upsampler, cli, weights
 from apusmog_core.config import PipelineConfig, TrainConfig
 from apusmog_core.data import read_points, write_points
 from apusmog_core.data.clouds import WRITERS
+from apusmog_core.data.meshes import read_off
 from apusmog_core.settings import load_yaml
 from apusmog_core.surface.denoise import WEIGHTS as WEIGHTS_OF_CLEANER
 from apusmog_core.surface.denoise import load_cleaner
@@ -226,6 +227,27 @@ def test_an_exact_sphere_becomes_a_mesh_that_open3d_reads(suffix, sphere, tmp_pa
     mesh = o3d.io.read_triangle_mesh(str(path))
     assert len(mesh.triangles) == triangles
     assert np.abs(np.linalg.norm(np.asarray(mesh.vertices), axis=1) - 1).mean() < 0.05
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 7\n", "vertices that are not there"),
+        ("OFF\n999999999999 1 0\n0 0 0\n", "are announced"),
+        ("OFF\n3 1 0\n0 0 0\n1 0\n0 1 0\n3 0 1 2\n", "not a readable OFF mesh"),
+        ("COFF?\n", "not an OFF file"),
+    ],
+)
+def test_a_damaged_mesh_is_an_error_and_not_a_crash(text, complaint, tmp_path):
+    (tmp_path / "a.off").write_text(text)
+    with pytest.raises(ValueError, match=f"a.off: .*{complaint}"):
+        read_off(tmp_path / "a.off")
+
+
+def test_an_off_mesh_with_polygons_is_read(tmp_path):
+    (tmp_path / "a.off").write_text("OFF 4 1 0\n0 0 0\n1 0 0\n1 1 0 # c\n\n0 1 0\n4 0 1 2 3\n")
+    vertices, triangles = read_off(tmp_path / "a.off")
+    assert vertices.shape == (4, 3) and triangles.tolist() == [[0, 1, 2], [0, 2, 3]]
 
 
 # --- weights --------------------------------------------------------------------------------------

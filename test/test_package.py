@@ -57,7 +57,8 @@ def test_the_wheel_holds_every_module_weight_and_ament_file(wheel):
         assert set(wanted) <= set(names)
     weights = [file.name for file in (ROOT / "apusmog_core/weights").iterdir() if file.is_file()]
     assert {f"apusmog_core/weights/{name}" for name in weights} <= set(names)
-    assert {"apusmog_core/view.html", "apusmog_ros/fastdds.xml"} <= set(names)
+    assert {"apusmog_core/view.html", "apusmog_core/samples.npz"} <= set(names)
+    assert "apusmog_ros/fastdds.xml" in names
     shared = "\n".join(names)
     for file in ("package.xml", "launch/upsample.launch.py", "config/upsample.yaml"):
         assert f"/share/apusmog_ros/{file}" in shared

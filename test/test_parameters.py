@@ -16,7 +16,6 @@ from rcl_interfaces.srv import DescribeParameters  # noqa: E402
 
 from apusmog_core import weights  # noqa: E402
 from apusmog_core.config import PRESETS, NodeConfig  # noqa: E402
-from apusmog_core.model import ApuSmog  # noqa: E402
 from apusmog_core.settings import from_dict, settings  # noqa: E402
 from apusmog_ros import parameters  # noqa: E402
 
@@ -101,7 +100,7 @@ def test_other_weights_load_in_the_background_and_are_swapped_in(ros, tmp_path):
     under_test = Harness(ros)
     dense = under_test.listen("dense")
     before = under_test.ask(dense, scan(street(1), 0))
-    other = ApuSmog(PRESETS["lidar"])
+    other = weights.build_network(PRESETS["lidar"])
     for values in other.parameters():
         torch.nn.init.normal_(values, std=0.3)
     weights.save(other, tmp_path / "other.pt", {})

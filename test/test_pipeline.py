@@ -25,6 +25,10 @@ class Interpolator:
         pairs = zip(clouds, counts, strict=True)
         return [Dense.measured(self._one(c, n, keep_measured)) for c, n in pairs]
 
+    def upsample_scan(self, scan, counts, keep_measured=True, spread="rings"):
+        clouds = [scan.points[scan.instance == number + 1] for number in range(len(counts))]
+        return self.upsample_to(clouds, counts, keep_measured)
+
     def _one(self, cloud, count, keep_measured):
         if count < len(cloud):
             return cloud[:count]
@@ -124,7 +128,7 @@ def test_points_that_are_not_finite_are_dropped_and_counted():
 
 def test_points_out_of_range_stay_in_the_scene_but_form_no_object():
     far = thing(70, 0, 300)
-    segments = pipeline().segment(np.concatenate([scan(), far]))
+    segments = pipeline(**{"range.max": 60.0}).segment(np.concatenate([scan(), far]))
     assert len(segments.points) == len(scan()) + 300
     assert not segments.instance[-300:].any() and not segments.ground[-300:].any()
 
@@ -217,3 +221,36 @@ def test_the_shipped_network_makes_a_scan_dense():
     measured = dense.segments.points[dense.segments.instance > 0]
     assert len(dense.points) == round(2.5 * len(measured)) and len(measured) > 0
     assert cKDTree(measured).query(dense.points)[0].max() < 1.0
+
+
+def test_the_network_is_given_the_whole_scan_with_rings_and_heights(monkeypatch):
+    """Objects that a budget leaves out are surroundings; the others are numbered anew."""
+    given = []
+    made = pipeline(max_points_out=sum(SIZES) + 3 * (44 + 57) + 100, spread="even")
+    upsample = made.upsampler.upsample_scan
+    monkeypatch.setattr(
+        made.upsampler, "upsample_scan", lambda *scan: given.append(scan) or upsample(*scan)
+    )
+    dense = made.process(scan(), ratio=4)
+    (seen, counts, keep_measured, spread) = given[0]
+    assert len(seen.points) == len(scan()) and seen.whole
+    assert seen.ring is dense.segments.ring and seen.height is dense.segments.height
+    assert sorted(np.bincount(seen.instance)[1:]) == [44, 57]
+    assert sorted(counts) == [4 * 44, 4 * 57] and (keep_measured, spread) == (True, "even")
+
+
+def test_unsure_points_are_left_out_where_asked_for_and_measured_ones_never():
+    made = pipeline(min_confidence=0.5)
+    upsample = made.upsampler.upsample_scan
+
+    def doubtful(*scan):
+        found = upsample(*scan)
+        for dense in found:
+            dense.confidence[::2] = 0.4
+        return found
+
+    made.upsampler.upsample_scan = doubtful
+    dense = made.process(scan(), ratio=3)
+    assert np.count_nonzero(~dense.generated) == sum(SIZES)
+    assert dense.generated.sum() == pytest.approx(sum(SIZES), abs=5)  # half of twice as many
+    assert (dense.confidence[dense.generated] >= 0.5).all()

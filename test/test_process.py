@@ -193,6 +193,8 @@ def test_memory_does_not_grow_over_three_hundred_scans(ros, process):
     wait_until(publisher.get_subscription_count, "the node")
     wait_until(lambda: ros.peer.count_publishers("/upsampler/dense"), "its output")
     points = street(1)
+    told = lambda: status and {p.key: p.value for p in status[-1].status[0].values}  # noqa: E731
+    wait_until(lambda: told() and told()["network"] == "ready", "the network", 120)
 
     def memory_after(scans: int) -> float:
         while len(dense) < scans:

@@ -148,7 +148,8 @@ def test_labelled_objects_are_clusters_of_their_own(drive, method):
     labels = [segmenter(scan.points, scan.ring)[1] for scan in drive]
     objects, found = tracklet_recall(drive, labels)
     assert objects >= 25
-    assert found >= (0.8 if method == "grid" else 0.9) * objects
+    # ground in a box counts as missed: of three boxes it is a quarter of all points
+    assert found >= {"grid": 0.8, "patchwork": 0.9, "auto": 0.88}[method] * objects
 
 
 @needs_kitti

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sensor_scans import ALONG, LOWEST, UP, bumpy, grid_scan
 
+from apusmog_core.sensor import view
 from apusmog_core.sensor.grid import to_polar
 from apusmog_core.sensor.view import (
     NEIGHBOURS,
@@ -184,3 +185,15 @@ def test_only_the_sensors_own_highest_and_lowest_ring_are_its_border():
     whole = look_around(grid_scan(reach))
     assert (whole.border[:, 0] == (np.arange(120) >= 100)).all()
     assert (whole.border[:, 1] == (np.arange(120) < 20)).all()
+
+
+def test_a_crowd_of_points_has_coarser_columns_and_not_more_memory(monkeypatch):
+    scan = grid_scan(bumpy())
+    monkeypatch.setattr(view, "MOST_CELLS", 6 * 900)
+    graph = look_around(scan)
+    assert graph.column == pytest.approx(2 * np.pi / 900)
+    real = graph.neighbours != np.arange(len(graph.rows))[:, None]
+    polar = graph.polar
+    away = polar[graph.neighbours][..., 0] - polar[:, None, 0]
+    columns = ((away + np.pi) % (2 * np.pi) - np.pi) / graph.column
+    assert graph.offsets[real][:, 0] == pytest.approx(columns[real], abs=1e-3)

@@ -79,7 +79,7 @@ class Reports:
 def test_the_scans_of_a_driver_that_sets_nothing_arrive(ros, plain, offered, least):
     told = Reports(ros)
     with child("upsample_node", stdout=subprocess.DEVNULL):
-        wait_until(lambda: told.latest().get("network"), "the node", 60)
+        wait_until(lambda: told.latest().get("network") == "ready", "the node", 120)
         command = [sys.executable, "-c", DRIVER, offered, str(SCANS)]
         with subprocess.Popen(command) as driver:
             count = told.received_from(driver)
@@ -94,7 +94,7 @@ def test_the_scans_of_replay_arrive_without_our_profile(ros, plain, tmp_path):
     told = Reports(ros)
     plain_replay = dict(env={"FASTDDS_BUILTIN_TRANSPORTS": "DEFAULT"}, path=tmp_path, wait="true")
     with child("upsample_node", stdout=subprocess.DEVNULL):
-        wait_until(lambda: told.latest().get("network"), "the node", 60)
+        wait_until(lambda: told.latest().get("network") == "ready", "the node", 120)
         with child("replay_node", stdout=subprocess.DEVNULL, **plain_replay) as player:
             assert told.received_from(player) >= 39
 

@@ -222,13 +222,22 @@ def test_objects_and_their_colours_do_not_change_with_the_ratio(tmp_path, monkey
     assert np.bincount(one.instance)[1:].min() < 16  # the setting reached the pipeline
 
 
-def test_a_dense_file_shows_its_objects(tmp_path, capsys):
+@needs_browser
+def test_a_dense_file_shows_its_objects_also_beside_what_it_was_made_from(tmp_path, capsys):
     assert cli.main(["samples", str(tmp_path)]) == 0
     scan, out = str(tmp_path / "street_vlp16.pcd"), str(tmp_path / "dense.ply")
+    page = tmp_path / "view.html"
     assert cli.main(["scan", scan, out, "--ratio", "2", "--scene"]) == 0
-    assert cli.main(["view", out, "--out", str(tmp_path / "view.html")]) == 0
-    text = (tmp_path / "view.html").read_text()
+    assert cli.main(["view", out, "--out", str(page)]) == 0
+    text = page.read_text()
     assert '"ratio": 2.0' in text and '"confidence": true' in text
+    assert cli.main(["view", scan, out, "--out", str(page)]) == 0
+    body = """
+  report.labels = [...$("labels").children].map((e) => e.firstChild.textContent);"""
+    seen = in_browser(page, tmp_path, body)
+    assert seen.console == [] and seen.errors == []
+    assert seen.labels == ["street_vlp16", "dense"]
+    assert seen.start["generated"] != "0" and seen.start["lit"] > 1000
 
 
 def test_nothing_found_is_said_on_the_page_and_on_the_terminal(tmp_path, capsys):

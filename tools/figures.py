@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from apusmog_core.cli.arguments import missing_package
 from apusmog_core.evaluation.metrics import nearest as distance_to
 from apusmog_core.geometry import farthest
 from apusmog_core.picture import aim, beside
@@ -148,6 +149,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"figures: {error}", file=sys.stderr)
         return 2
+    except ImportError as error:
+        print(f"figures: {missing_package(error)}", file=sys.stderr)
+        return 1
     return 0
 
 

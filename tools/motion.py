@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from apusmog_core.cli.arguments import missing_package
 from apusmog_core.config import ClusterConfig, PipelineConfig
 from apusmog_core.picture import GREY, INK, NIGHT, aim, beside, draw_points, look_at, object_colours
 from apusmog_core.pipeline import DenseScan, ScanPipeline
@@ -129,6 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"motion: {error}", file=sys.stderr)
         return 2
+    except ImportError as error:
+        print(f"motion: {missing_package(error)}", file=sys.stderr)
+        return 1
     print(f"{path}: {path.stat().st_size:,} bytes")
     return 0
 

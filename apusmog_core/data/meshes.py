@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triangle meshes in files: .ply, .obj, .stl and .off, written with all their digits.
+"""Triangle meshes in files: .ply, .obj, .stl and .off written with all their digits; .off read.
 
-Open3D would write them too, but it keeps six digits in text and does not notice a full disk.
+Open3D would write them too, but it keeps six digits in text and does not notice a full disk; and
+its reader of .off crashes on damaged files.
 """
 
 from __future__ import annotations
@@ -29,6 +30,36 @@ def write_mesh(
         raise ValueError(f"{path}: vertices that are not finite; not written")
     with written_whole(path) as place:
         writer(place, vertices, triangles, normals)
+
+
+def read_off(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
+    """Vertices (n, 3) and triangles (m, 3) of an .off file; polygons become fans of triangles."""
+    try:
+        lines = (line.split("#")[0].split() for line in Path(path).read_text().splitlines())
+        rows = [row for row in lines if row]
+        if not rows or not rows[0][0].startswith("OFF"):
+            raise ValueError("not an OFF file")
+        counts = " ".join(rows[0])[3:].split()  # some write them on the first line
+        begin = 1 if counts else 2
+        counts = counts or rows[1]
+        vertices, faces = (int(count) for count in counts[:2])
+        if vertices < 0 or faces < 0 or vertices + faces > len(rows) - begin:
+            raise ValueError(f"{len(rows) - begin} lines where {vertices} + {faces} are announced")
+        places = np.array([row[:3] for row in rows[begin : begin + vertices]], np.float64)
+        triangles = []
+        for row in rows[begin + vertices : begin + vertices + faces]:
+            corners = [int(word) for word in row[1 : 1 + int(row[0])]]
+            triangles += [
+                (corners[0], *pair) for pair in zip(corners[1:], corners[2:], strict=False)
+            ]
+        places, corners = places.reshape(vertices, 3), np.array(triangles, np.int64).reshape(-1, 3)
+        if not np.isfinite(places).all() or (corners < 0).any() or (corners >= vertices).any():
+            raise ValueError(
+                "a vertex that is not finite, or a face of vertices that are not there"
+            )
+    except (OSError, ValueError, IndexError, OverflowError) as error:
+        raise ValueError(f"{path}: not a readable OFF mesh ({error})") from error
+    return places, corners
 
 
 def _write_ply(path: Path, vertices, triangles, normals) -> None:

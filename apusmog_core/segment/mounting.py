@@ -13,14 +13,15 @@ from ..compute import machine_code
 from ..config import GroundConfig
 
 USUAL_HEIGHT = 1.73  # metres, where no scan shows the ground
-SCANS = 10  # whose median is the mounting; the first one already counts
+SCANS, TRIES = 10, 50  # scans whose median is the mounting (the first one counts already), at most
 REACH = 25.0  # metres within which the ground is looked for
 CELL = 1.0  # metres: near ground has a thousand times the points of far ground
 CLOSE = 8.0  # metres: the sensor stands on what is near, not on what is farther away
 TRIALS, TRIED, THICKNESS = 400, 1000, 0.1  # planes, cells that judge them, metres
 STEEPEST = np.cos(np.radians(50))  # planes more upright than this are no ground
-LOWEST, HIGHEST = 0.1, 8.0  # metres that the sensor may be above the ground
+LOWEST, HIGHEST = 0.15, 8.0  # metres that the sensor may be above the ground
 INVERTED = 2.0  # how much better a ground above the sensor must fit: it may be a ceiling
+SUPPORT = 0.2  # of all cells, less those below the plane: walls and desks fall short
 FEWEST = 3  # cells on the plane, all of them close by
 CONTRADICTION = 0.25  # metres, and as share of the height: more is worth a warning
 
@@ -70,7 +71,8 @@ class MountingEstimate:
     def __call__(self, points: np.ndarray) -> Mounting:
         """The mounting, given one more scan (n, 3)."""
         with self._lock:
-            if len(self._planes) < SCANS and self.config.method != "none":
+            if len(self._planes) < SCANS and self._scans < TRIES:
+                self._scans += 1
                 plane = find_ground_plane(points)
                 if plane is not None:
                     self._planes.append(plane)
@@ -115,7 +117,7 @@ def find_ground_plane(points: np.ndarray) -> np.ndarray | None:
     triples = rng.integers(0, len(spread), (TRIALS, 3))
     up, up_score, down, down_score = _best_planes(spread, triples)
     plane, score = (down, down_score) if down_score > INVERTED * up_score else (up, up_score)
-    if score < FEWEST:
+    if score < max(FEWEST, SUPPORT * _weights(spread).sum()):
         return None
     return _refined(plane, near.astype(np.float64))
 
@@ -138,10 +140,16 @@ def _one_each(points, cell):
 
 
 @machine_code
+def _weights(points):
+    """How much each point counts (n,), less with distance."""
+    square = points[:, 0] ** 2 + points[:, 1] ** 2 + points[:, 2] ** 2
+    return 1 / (1 + square / CLOSE**2)
+
+
+@machine_code
 def _best_planes(points, triples):
     """The best plane below the sensor (4,), its score, and those of the best plane above it."""
-    square = points[:, 0] ** 2 + points[:, 1] ** 2 + points[:, 2] ** 2
-    weight = 1 / (1 + square / CLOSE**2)
+    weight = _weights(points)
     best, scores = np.zeros((2, 4)), np.zeros(2)
     for t in range(len(triples)):
         a, b, c = points[triples[t, 0]], points[triples[t, 1]], points[triples[t, 2]]

@@ -26,6 +26,7 @@ NEAR_COLUMNS = 1  # a return so many columns beside the one asked for still coun
 PARTNER_COLUMNS = 1.6  # columns within which points of two rings are partners
 LEAST_RETURNS = 8  # of a ring, to fit how its elevation changes with range
 MOST_RING_NUMBERS = 4096  # between the least and the greatest, for a table of them
+MOST_CELLS = 1 << 24  # rings times columns, 200 MB: crowds of points that no sensor has measured
 SAME_SHOT = 1e-5  # radians
 WIDEST_COLUMN = np.radians(1.0)
 DEFAULT_COLUMN = float(np.radians(0.2))
@@ -160,7 +161,9 @@ def look_around(scan: ObjectScan) -> ObjectGraph:
     if scan.bias is not None:
         polar[:, 2] = np.log(np.maximum(np.exp(polar[:, 2]) - scan.bias, 1e-3))
     rings = find_rings(polar, scan.ring)
-    columns = max(8, int(round(2 * np.pi / rings.step)))
+    most = max(8, MOST_CELLS // len(rings.elevation))
+    columns = min(max(8, round(2 * np.pi / rings.step)), most)
+    step = max(rings.step, 2 * np.pi / columns)
     column = find_columns(polar[:, 0], columns)
     images = _images(rings.number, column, polar, scan.instance, len(rings.elevation), columns)
     order = np.argsort(scan.instance, kind="stable")
@@ -176,11 +179,11 @@ def look_around(scan: ObjectScan) -> ObjectGraph:
     neighbours, offsets, context, steps, aside, ends = found
     objects = _object_scalars(polar, rings.number, rows, sizes, height, len(rings.elevation))
     cloud = np.repeat(np.arange(len(sizes)), sizes)
-    _scalars(context, polar, rows, cloud, height, objects, steps, rings.step, scan.whole)
+    _scalars(context, polar, rows, cloud, height, objects, steps, step, scan.whole)
     mine = rings.number[rows]
     border = np.stack((mine == len(rings.elevation) - 1, mine == 0), axis=1)
     links = (neighbours, offsets, context, steps, aside, ends, border)
-    return ObjectGraph(rows, sizes, polar[rows], *links, rings.step)
+    return ObjectGraph(rows, sizes, polar[rows], *links, step)
 
 
 def part_of(graph: ObjectGraph, objects: slice) -> ObjectGraph:

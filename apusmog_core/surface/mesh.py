@@ -23,7 +23,13 @@ def read_mesh(path: str | Path):
     """The Open3D mesh of a file; ValueError if there is none in it."""
     import open3d as o3d
 
-    mesh = o3d.io.read_triangle_mesh(str(path))
+    if Path(path).suffix.lower() == ".off":
+        vertices, triangles = meshes.read_off(path)
+        mesh = o3d.geometry.TriangleMesh(
+            o3d.utility.Vector3dVector(vertices), o3d.utility.Vector3iVector(triangles)
+        )
+    else:
+        mesh = o3d.io.read_triangle_mesh(str(path))
     if not mesh.has_triangles():
         raise ValueError(f"{path}: no triangles; expected a mesh (.off .obj .ply .stl)")
     return mesh

@@ -206,10 +206,8 @@ def begin_from(network: ApuSmog, start: ApuSmog, name: str) -> None:
     if other:
         raise ValueError(f"{name}: a network of another shape than this run's: {', '.join(other)}")
     network.load_state_dict(start.state_dict(), strict=False)
-    if mine.domain == "sensor":
-        return
-    for layers, known in ((network.encoder, start.encoder), (network.decoder, start.decoder)):
-        for layer in layers[len(known) :]:
+    for part in ("encoder", "decoder"):  # of which the sensor's network has only the second
+        for layer in getattr(network, part, [])[len(getattr(start, part, [])) :]:
             layer.change_nothing()
 
 

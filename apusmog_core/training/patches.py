@@ -148,52 +148,8 @@ class StoredPatches:
         return sparse[rng.permutation(len(sparse))[:size]], np.resize(dense, (target, 3))
 
 
-class LidarPatches:
-    """Pieces of simulated LiDAR objects: rings in, what more rays of the same sensor meet out."""
-
-    def __init__(self, samples, size: int):
-        self.samples = samples
-        self.large = np.flatnonzero(samples.sizes >= size)
-        if len(self.large) == 0:
-            raise ValueError(f"no simulated object has {size} points: lower data.points")
-
-    def cut(self, rng: np.random.Generator, size: int, target: int):
-        start = self.samples.starts[rng.choice(self.large) :][:2]
-        rows = {name: array[start[0] : start[1]] for name, array in self.samples.arrays.items()}
-        # grid steps to lengths in metres between rings: the shape itself, but for its curvature
-        shape = np.exp(-rows["context"][0, 1])
-        unit = np.array([shape, 1.0, 1.0], np.float32)
-        points = rows["points"] * unit
-        away = np.linalg.norm(points - points[rng.integers(len(points))], axis=1)
-        near = np.argsort(away)[:size]
-        met = (points[near, None] + rows["probes"][near] * unit)[rows["hit"][near]]
-        dense = np.concatenate((points[near], met))
-        return points[near], np.resize(dense[rng.permutation(len(dense))], (target, 3))
-
-
-class MixedPatches:
-    """Draws from the second source with a given chance, else from the first."""
-
-    def __init__(self, first, second, share: float):
-        self.first, self.second, self.share = first, second, share
-
-    def cut(self, rng: np.random.Generator, size: int, target: int):
-        source = self.second if rng.random() < self.share else self.first
-        return source.cut(rng, size, target)
-
-
-def open_patches(data: DataConfig, seed: int, cache: str):
+def open_patches(data: DataConfig, seed: int, cache: str) -> MeshPatches | StoredPatches:
     """The source of patches that the settings describe: anything with `cut`."""
-    patches = _surface_source(data, seed, cache)
-    if data.lidar_share == 0:
-        return patches
-    from .ray_samples import prepare
-
-    samples = prepare(data.patches, 1 + seed, data.road or None, cache)
-    return MixedPatches(patches, LidarPatches(samples, data.points), data.lidar_share)
-
-
-def _surface_source(data: DataConfig, seed: int, cache: str) -> MeshPatches | StoredPatches:
     if data.hdf5:
         from ..data.pu1k import read_patches
 

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+import threading
+
+import numpy as np
+import pytest
+
+from apusmog_core import cli
+from apusmog_core.data import write_points
+from apusmog_core.sensor.calibrate import Calibration
+from apusmog_core.sensor.view import ObjectScan, look_around
+
+RINGS, COLUMNS = 32, 900
+ELEVATION = np.radians(np.linspace(-10, 10, RINGS))
+BIAS = 0.02 * (-1.0) ** np.arange(RINGS) + np.random.default_rng(7).normal(0, 0.015, RINGS)
+
+
+def room(seed: int, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (n, 3) from the walls of a room, with a centimetre of noise, and their rings."""
+    rng = np.random.default_rng(seed)
+    ring, column = (a.ravel() for a in np.meshgrid(range(RINGS), range(COLUMNS), indexing="ij"))
+    azimuth, elevation = column * (2 * np.pi / COLUMNS), ELEVATION[ring]
+    axes = (np.cos(elevation) * np.cos(azimuth), np.cos(elevation) * np.sin(azimuth))
+    ray = np.stack((*axes, np.sin(elevation)), axis=1)
+    sides = rng.uniform(6, 14, (2, 2))  # where the walls are, left and right, behind and ahead
+    with np.errstate(divide="ignore"):
+        walls = [np.where(ray[:, i] > 0, *sides[i]) / np.abs(ray[:, i]) for i in range(2)]
+    reach = np.minimum(*walls) + bias[ring] + rng.normal(0, 0.01, len(ring))
+    return (ray * reach[:, None]).astype(np.float32), ring
+
+
+def calibrated(bias: np.ndarray, scans: int = 10) -> Calibration:
+    calibration = Calibration()
+    for seed in range(scans):
+        calibration.update(*room(seed, bias))
+    return calibration
+
+
+def test_planted_biases_are_found_within_ten_scans():
+    found = calibrated(BIAS)
+    assert found.converged
+    # what all rings have in common, or what rises evenly, no plane can tell
+    bend = np.diff(found.bias - BIAS, 2) / 2
+    assert np.abs(np.diff(BIAS, 2) / 2).max() > 0.04
+    assert np.abs(bend).max() < 0.005
+    assert np.corrcoef(found.bias, BIAS)[0, 1] > 0.9
+
+
+def test_a_sensor_without_faults_is_left_as_it_is():
+    found = calibrated(np.zeros(RINGS))
+    assert found.converged
+    assert np.abs(found.bias).max() < 0.003
+
+
+def test_nothing_is_corrected_before_enough_was_seen():
+    points, ring = room(0, BIAS)
+    calibration = Calibration()
+    calibration.update(points, ring)
+    assert not calibration.converged
+    assert calibration.of_points(ring) is None
+    assert calibrated(BIAS).of_points(None) is None
+
+
+def test_rings_may_have_any_numbers_and_unknown_ones_have_no_bias():
+    shuffled = np.random.default_rng(1).permutation(3 * RINGS)[:RINGS]
+    calibration = Calibration()
+    for seed in range(10):
+        points, ring = room(seed, BIAS)
+        calibration.update(points, shuffled[ring])
+    np.testing.assert_allclose(calibration.bias[shuffled], calibrated(BIAS).bias, atol=1e-9)
+    assert calibration.of_points(np.array([-1, 10_000])).tolist() == [0, 0]
+    calibration.update(points, ring - 5)  # negative numbers are no rings: ignored
+    calibration.update(points[:0], ring[:0])
+
+
+def test_several_threads_may_update_one_calibration():
+    calibration = Calibration()
+    scans = [room(seed, BIAS) for seed in range(10)]
+    threads = [threading.Thread(target=calibration.update, args=scan) for scan in scans]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert calibration.scans == 10
+    np.testing.assert_allclose(calibration.bias, calibrated(BIAS).bias, atol=2e-3)
+
+
+def test_the_network_sees_ranges_without_bias():
+    points, ring = room(0, BIAS)
+    instance = (np.abs(np.arctan2(points[:, 1], points[:, 0])) < 0.3).astype(np.int64)
+    bias = BIAS[ring]
+    plain = look_around(ObjectScan(points, instance, ring))
+    seen = look_around(ObjectScan(points, instance, ring, bias=bias))
+    reach = np.linalg.norm(points[seen.rows], axis=1)
+    np.testing.assert_allclose(np.exp(seen.polar[:, 2]), reach - bias[seen.rows], atol=1e-5)
+    np.testing.assert_array_equal(seen.polar[:, :2], plain.polar[:, :2])
+    # the wall gets smoother: neighbours on other rings lie where they should
+    across = np.abs(seen.offsets[:, 3:, 2]).mean()
+    assert across < 0.7 * np.abs(plain.offsets[:, 3:, 2]).mean()
+
+
+@pytest.fixture(scope="module")
+def drive(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scans")
+    for seed in range(9):
+        points, ring = room(seed, BIAS)
+        write_points(folder / f"{seed}.pcd", points, ring=ring.astype(np.uint16))
+    return folder
+
+
+def test_the_command_prints_a_table_and_draws_a_picture(drive, tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    out = tmp_path / "lasers.png"
+    assert cli.main(["calibrate", str(drive), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "converged after 8 of 9 scans" in said
+    assert len(said.splitlines()) == RINGS + 3
+    assert out.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_command_says_when_scans_are_too_few(drive, capsys):
+    assert cli.main(["calibrate", str(drive / "0.pcd")]) == 1
+    assert "not converged after 1 scans" in capsys.readouterr().err
+    assert cli.main(["calibrate", str(drive), "--out", "lasers.jpg"]) == 2

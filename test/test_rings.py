@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse sensors: rings are found, mounting is estimated, objects of a ring or two are objects."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+pytest.importorskip("open3d", reason="the simulator needs Open3D")
+
+from apusmog_core.config import PipelineConfig  # noqa: E402
+from apusmog_core.pipeline import ScanPipeline  # noqa: E402
+from apusmog_core.segment import Segmenter  # noqa: E402
+from apusmog_core.segment.rings import describe_rings, find_rings  # noqa: E402
+from apusmog_core.settings import with_values  # noqa: E402
+from apusmog_core.simulate import Placed, Scene, Sensor, scan, street  # noqa: E402
+from apusmog_core.simulate.objects import BUILDERS  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def scene():
+    return street(seed=5)
+
+
+@pytest.fixture(scope="module")
+def turn(scene):
+    return scan(scene, Sensor.named("VLP-16"), seed=1)
+
+
+def found_names(turn, instance):
+    """Names of what each instance mostly consists of."""
+    names = np.array(turn.names)
+    return [
+        names[np.bincount(turn.instance[instance == number]).argmax()]
+        for number in range(1, instance.max() + 1)
+    ]
+
+
+# --- rings ---------------------------------------------------------------------------------------
+
+
+def shuffled(turn):
+    return np.random.default_rng(0).permutation(len(turn.points))
+
+
+@pytest.mark.parametrize("source", ["field", "order", "elevation"])
+def test_rings_are_found_and_sorted_by_elevation(turn, source):
+    order = shuffled(turn) if source == "elevation" else np.arange(len(turn.points))
+    points, true = turn.points[order], turn.ring[order]
+    odd = np.random.default_rng(1).permutation(16)[true] * 300 - 7  # any numbers, gaps, no order
+    ring, told = find_rings(points, odd if source == "field" else None)
+    rings = describe_rings(points, ring)
+    assert told == source and len(rings.elevation) == 16
+    np.testing.assert_array_equal(rings.row, 15 - true)
+    assert np.degrees(rings.step) == pytest.approx(0.2, abs=0.01)
+
+
+def test_a_field_of_zeros_is_no_ring_and_a_cloud_without_rings_has_none(turn):
+    order = shuffled(turn)
+    zeros = np.zeros(len(order), np.uint16)
+    assert find_rings(turn.points[order], zeros)[1] == "elevation"
+    cloud = np.random.default_rng(0).normal(size=(5000, 3)).astype(np.float32)
+    assert find_rings(cloud) == (None, "none")
+
+
+# --- objects -------------------------------------------------------------------------------------
+
+
+def test_most_cars_of_sixteen_rings_are_found_and_no_ground_is_an_object(scene, turn):
+    _, instance = Segmenter()(turn.points, turn.ring)
+    assert "ground" not in found_names(turn, instance)
+    cars = [
+        (instance[turn.instance == number] > 0).any()
+        for number, placed in enumerate(scene.objects, start=1)
+        if placed.name in ("car", "van") and 15 < np.hypot(placed.x, placed.y) < 40
+        if np.count_nonzero(turn.instance == number) >= 5
+    ]
+    assert len(cars) >= 5 and np.mean(cars) >= 0.8
+
+
+def test_a_car_that_a_single_ring_sees_is_an_object():
+    car = BUILDERS["car"](np.random.default_rng(0))
+    seen = scan(Scene([Placed(car, "car", 40.0, 3.0)]), Sensor.named("VLP-16"), seed=0)
+    assert len(np.unique(seen.ring[seen.instance == 1])) == 1
+    _, instance = Segmenter()(seen.points, seen.ring)
+    assert found_names(seen, instance) == ["car"]
+
+
+def test_a_car_beside_a_long_wall_is_an_object_of_its_own():
+    car = BUILDERS["car"](np.random.default_rng(0))
+    cars = Placed(car, "car", 10.0, 4.0)
+    seen = scan(Scene([cars]), Sensor.named("HDL-64E"), seed=0)
+    side = seen.points[seen.instance == 1, 1].max() + 0.4
+    x, z = np.meshgrid(np.arange(-12, 25, 0.05), np.arange(-1.6, 0.4, 0.05))
+    wall = np.stack([x, np.full_like(x, side), z], axis=-1).reshape(-1, 3).astype(np.float32)
+    rows = np.degrees(np.arctan2(wall[:, 2], np.hypot(wall[:, 0], wall[:, 1])))
+    beams = np.array(Sensor.named("HDL-64E").elevation)
+    ring = np.abs(np.radians(rows)[:, None] - beams).argmin(1)
+    points, rings = np.concatenate([seen.points, wall]), np.concatenate([seen.ring, ring])
+    instance = Segmenter()(points, rings)[1][: len(seen.points)][seen.instance == 1]
+    number = np.bincount(instance[instance > 0]).argmax()
+    assert np.mean(instance == number) > 0.8
+
+
+def test_objects_of_two_points_are_made_dense(turn):
+    pipeline = ScanPipeline(PipelineConfig(device="cpu"))
+    dense = pipeline.process(turn.points, ratio=4.0, ring=turn.ring)
+    sizes = np.bincount(dense.segments.instance)[1:]
+    assert sizes.min() <= 3
+    assert len(dense.points) == 4 * sizes.sum() and np.isfinite(dense.points).all()
+
+
+# --- mounting ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rings", [True, False])
+@pytest.mark.parametrize(
+    "height, roll, pitch",
+    [(0.3, 0, 0), (3.0, 0, 0), (1.73, 180, 0), (1.2, 12, -15), (2.0, 170, 8)],
+)
+def test_the_mounting_is_estimated_from_one_scan(scene, rings, height, roll, pitch):
+    seen = scan(scene, replace(Sensor.named("VLP-16"), height=height), seed=1)
+    tilt = Rotation.from_euler("xy", (roll, pitch), degrees=True).inv()
+    points = tilt.apply(seen.points).astype(np.float32)
+    segmenter = Segmenter(with_values(PipelineConfig(), {"ground.method": "auto"}))
+    ground, instance = segmenter(points, seen.ring if rings else None)
+    mounting = segmenter.mounting
+    assert mounting.source == "estimated" and not mounting.warning
+    assert mounting.height == pytest.approx(height, abs=0.05)
+    assert abs((mounting.roll - roll + 180) % 360 - 180) < 0.5
+    assert mounting.pitch == pytest.approx(pitch, abs=0.5)
+    near = np.linalg.norm(points, axis=1)
+    near = (near > 3) & (near < 30)
+    assert ground[near & (seen.instance == 0)].mean() > 0.95
+    assert {"car", "person"} & set(found_names(seen, instance))
+
+
+def test_a_contradiction_is_a_warning_with_the_value_to_set(turn):
+    segmenter = Segmenter(with_values(PipelineConfig(), {"ground.sensor_height": 2.6}))
+    segmenter(turn.points, turn.ring)
+    assert "set 1.73, or 0 for automatic" in segmenter.mounting.warning
+    assert segmenter.mounting.height == 2.6
+    right = Segmenter(with_values(PipelineConfig(), {"ground.sensor_height": 1.7}))
+    right(turn.points, turn.ring)
+    assert not right.mounting.warning
