@@ -4,10 +4,12 @@ import threading
 import numpy as np
 import pytest
 
-from apusmog_core import cli
+from apusmog_core import cli, weights
+from apusmog_core.config import PRESETS
 from apusmog_core.data import write_points
 from apusmog_core.sensor.calibrate import Calibration
 from apusmog_core.sensor.view import ObjectScan, look_around
+from apusmog_core.upsampler import Upsampler
 
 RINGS, COLUMNS = 32, 900
 ELEVATION = np.radians(np.linspace(-10, 10, RINGS))
@@ -96,6 +98,21 @@ def test_the_network_sees_ranges_without_bias():
     # the wall gets smoother: neighbours on other rings lie where they should
     across = np.abs(seen.offsets[:, 3:, 2]).mean()
     assert across < 0.7 * np.abs(plain.offsets[:, 3:, 2]).mean()
+
+
+def test_measured_points_stay_bit_by_bit_and_new_ones_are_corrected():
+    points, ring = room(0, np.full(RINGS, 0.5))
+    instance = (np.abs(np.arctan2(points[:, 1], points[:, 0])) < 0.1).astype(np.int64)
+    mine = points[instance == 1]
+    up = Upsampler(weights.build_network(PRESETS["lidar"]))
+    plain, corrected = (
+        up.upsample_scan(ObjectScan(points, instance, ring, bias=bias), [2 * len(mine)])[0].points
+        for bias in (None, np.full(len(points), 0.5))
+    )
+    for dense in (plain, corrected):
+        np.testing.assert_array_equal(dense[: len(mine)].astype(np.float32), mine)
+    far, near = (np.linalg.norm(d[len(mine) :], axis=1).mean() for d in (plain, corrected))
+    assert far - near == pytest.approx(0.5, abs=0.1)
 
 
 @pytest.fixture(scope="module")

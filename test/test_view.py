@@ -243,7 +243,7 @@ def test_a_dense_file_shows_its_objects_also_beside_what_it_was_made_from(tmp_pa
 def test_nothing_found_is_said_on_the_page_and_on_the_terminal(tmp_path, capsys):
     assert cli.main(["samples", str(tmp_path)]) == 0
     page, scan = tmp_path / "view.html", str(tmp_path / "person_vlp16.pcd")
-    options = ["--ratio", "4", "--out", str(page), "--set", "cluster.min_points=99"]
+    options = ["--ratio", "4", "--out", str(page), "--set", "range.max=3"]
     assert cli.main(["view", scan, *options]) == 0
     assert "no objects found in 1 scan: try --set" in capsys.readouterr().err
     assert "no objects found in 1 scan: try --set" in page.read_text()
