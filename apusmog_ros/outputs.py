@@ -110,6 +110,8 @@ def facts(work: Work) -> dict[str, object]:
         "points without return": segments.no_return,
         "ring source": getattr(segments, "ring_source", "unknown"),
     }
+    if mounting := getattr(work.pipeline, "mounting", None):  # known once the network is loaded
+        told["mounting"] = "; ".join(filter(None, (mounting.text, mounting.warning)))
     if dense:
         told["points out"] = len(dense.points)
         told["ratio"] = f"{dense.effective_ratio:.2f}"
