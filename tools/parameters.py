@@ -15,13 +15,14 @@ TEXT = """# Parameters
 `python -m tools.parameters` writes this page from the dataclasses in
 [config.py](../apusmog_core/config.py). Do not edit it.
 
-- In ROS, `ros2 param set` changes one, [config/upsample.yaml](../config/upsample.yaml) sets all. A change
-  takes effect with the next scan. A bad value is refused with the reason, and nothing changes.
+- In ROS, `ros2 param set` changes one, [config/upsample.yaml](../config/upsample.yaml) sets all. A
+  change takes effect with the next scan. A bad value is refused with the reason; nothing changes.
 - The parameters of `qos` are fixed when the node starts.
-- A change of `weights`, `device` or `precision` loads a network in the background. The old one runs until
-  then.
-- Without ROS, all but `fields`, `target_frame`, `transform_patience`, `qos` and `diagnostics` are settings
-  of `apusmog scan` and `apusmog view` (`--set cluster.min_points=8`) and of `PipelineConfig`.
+- A change of `weights`, `device` or `precision` loads a network in the background. The old one runs
+  until then.
+- Without ROS, all but `fields`, `target_frame`, `transform_patience`, `qos` and `diagnostics` are
+  settings of `apusmog scan` and `apusmog view` (`--set cluster.min_points=8`) and of
+  `PipelineConfig`.
 
 ## Node `upsampler`
 
