@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One package for both worlds: `pip install .` without ROS, `colcon build` with it."""
 
+import re
 from glob import glob
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from setuptools import find_packages, setup
 
 NAME = "apusmog_ros"
 HERE = Path(__file__).resolve().parent  # `colcon build --symlink-install` runs a link to this file
+VERSION = re.search(r'__version__ = "(.+?)"', (HERE / "apusmog_core/__init__.py").read_text())[1]
 
 # open3d-cpu exists only for x86-64 Linux; elsewhere (Jetson, macOS) open3d is the CPU build.
 OPEN3D = [
@@ -27,7 +29,7 @@ ROS = [  # for machines without ROS 2; a sourced ROS brings its own
 
 setup(
     name=NAME,
-    version="0.1.0",
+    version=VERSION,
     description="Sparse LiDAR objects made dense by any real ratio: APU-SMOG for ROS 2",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
@@ -38,7 +40,7 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["apusmog_core*", "apusmog_ros*"]),
     package_data={
-        "apusmog_core": ["view.html", "samples.npz"],
+        "apusmog_core": ["py.typed", "samples.npz", "view.html"],
         "apusmog_core.weights": ["*"],
         "apusmog_ros": ["*.xml"],
     },

@@ -9,6 +9,7 @@ import multiprocessing.pool
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ import numpy as np
 from numba import config as numba_config
 from numba import njit
 
+PRECISIONS = ("float32", "bfloat16", "float16")
 WORTH_A_THREAD = 1000  # points
 MOST_PROCESSES = 60  # Windows cannot wait for more
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # read at start-up
@@ -49,13 +51,34 @@ def in_threads(work: Callable, parts: Sequence) -> list:
         return [work(parts[0])]
     import torch
 
-    before = torch.get_num_threads()
+    with (
+        _torch_threads_kept(),
+        ThreadPoolExecutor(len(parts), initializer=torch.set_num_threads, initargs=(1,)) as pool,
+    ):
+        return list(pool.map(work, parts))
+
+
+_threads_lock, _thread_users, _threads_before = threading.Lock(), 0, 1
+
+
+@contextmanager
+def _torch_threads_kept() -> Iterator[None]:
+    """PyTorch's number of threads is what it was, after the last of those who change it is done:
+    new threads take the value that was set last, by whomever."""
+    global _thread_users, _threads_before
+    import torch
+
+    with _threads_lock:
+        if _thread_users == 0:
+            _threads_before = torch.get_num_threads()
+        _thread_users += 1
     try:
-        one_core = {"initializer": torch.set_num_threads, "initargs": (1,)}
-        with ThreadPoolExecutor(len(parts), **one_core) as pool:
-            return list(pool.map(work, parts))
+        yield
     finally:
-        torch.set_num_threads(before)  # new threads take the value that was set last
+        with _threads_lock:
+            _thread_users -= 1
+            if _thread_users == 0:
+                torch.set_num_threads(_threads_before)
 
 
 @contextmanager
@@ -113,6 +136,26 @@ def keep_allocations() -> None:
         pass
 
 
+def check_memory(points: int, bytes_each: int) -> None:
+    """ValueError if so many points take more memory than there is."""
+    room = available_memory() // bytes_each
+    if points > room:
+        raise ValueError(
+            f"{points:,} points would not fit into memory, which has room for about {room:,}: "
+            "lower the ratio"
+        )
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kilobytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable"))
+        return 1024 * int(kilobytes)
+    except (OSError, StopIteration):  # not on Linux: what the machine has
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 # --- devices --------------------------------------------------------------------------------------
 
 
@@ -136,6 +179,15 @@ def parse_device(name: str):
         if (device.index or 0) >= count:
             raise ValueError(f"device: {name} is not there ({count} CUDA devices found); use cpu")
     return device
+
+
+def parse_precision(name: str):
+    """torch.dtype for float32, bfloat16 or float16; ValueError if it is another."""
+    if name not in PRECISIONS:
+        raise ValueError(f"precision: {name!r} is not one of {', '.join(PRECISIONS)}")
+    import torch
+
+    return getattr(torch, name)
 
 
 def autocast(device, dtype):

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .compute import check_device
+from .compute import PRECISIONS, check_device
 from .settings import group, override, setting, validate
 
 # --- the network ---------------------------------------------------------------------------------
+
+
+HEADS = 4
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class ModelConfig:
     )
     width: int = setting(64, "feature size D", low=8, high=1024)
     neighbours: int = setting(16, "k of the point transformer layer", low=1, high=128)
-    heads: int = setting(4, "attention heads", low=1, high=32)
+    heads: int = setting(HEADS, "attention heads, where attention is global", low=1, high=32)
     encoder_layers: int = setting(1, "Transformer encoder layers", low=0, high=8)
     decoder_layers: int = setting(2, "Transformer decoder layers", low=1, high=8)
     encoder_hidden: int = setting(64, "hidden size of the encoder's MLP", low=8, high=4096)
@@ -56,7 +59,9 @@ class ModelConfig:
 
     def __post_init__(self):
         validate(self)
-        if self.width % self.heads:
+        if self.attention == "local" and self.heads != HEADS:
+            raise ValueError(f"heads {self.heads}: attention 'local' has no heads; leave it out")
+        if self.attention == "global" and self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.domain == "sensor" and (self.attention, self.output) != ("local", "pointing"):
             raise ValueError("domain 'sensor' needs attention 'local' and output 'pointing'")
@@ -115,9 +120,6 @@ class DataConfig:
     jitter: float = setting(
         0.0, "largest deviation of input noise: patch radii, or metres of range", low=0.0
     )
-    noise: float = setting(
-        0.0, "meshes: largest noise, in spacings, of the half that is then cleaned", low=0.0
-    )
     thinning: float = setting(0.0, "chance of thinning a patch unevenly", low=0.0, high=1.0)
 
 
@@ -151,7 +153,7 @@ class TrainConfig:
     )
     projection_alpha: float = setting(1e3, "sharpness of the projection weights", low=0.0)
     projection_neighbours: int = setting(4, "neighbours in the projection", low=1)
-    precision: str = setting("float32", "autocast type", choices=("float32", "bfloat16", "float16"))
+    precision: str = setting("float32", "autocast type", choices=PRECISIONS)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     seed: int = setting(0, "seed of everything random", low=0)
     checkpoint_seconds: float = setting(240.0, "seconds between checkpoints", low=1.0)
@@ -238,9 +240,7 @@ class PipelineConfig:
     )
     weights: str = setting("lidar", "a shipped name or a file")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
-    precision: str = setting(
-        "float32", "arithmetic of the network", choices=("float32", "bfloat16", "float16")
-    )
+    precision: str = setting("float32", "arithmetic of the network", choices=PRECISIONS)
     keep_measured: bool = setting(True, "measured points are part of the output, first")
     max_points_out: int = setting(
         500_000,

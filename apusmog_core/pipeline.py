@@ -81,7 +81,8 @@ class ScanPipeline:
     `process`, `segment` and `densify` may run in several threads, for one scan each.
     """
 
-    def __init__(self, config: PipelineConfig, upsampler=None):
+    def __init__(self, config: PipelineConfig | None = None, upsampler=None):
+        config = config or PipelineConfig()
         self.config = config
         self.upsampler = upsampler or _load(config)
         self.segmenter = Segmenter(config)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .compute import parse_device
+from .compute import check_memory, parse_device, parse_precision
 from .dense import Dense
 from .geometry import farthest
 from .model import ApuSmog
@@ -25,6 +25,7 @@ from .weights import load_network
 
 Grow = Callable[["RayUpsampler | SurfaceUpsampler", list[int]], list[Dense]]
 
+BYTES_PER_POINT = {"sensor": 300, "canonical": 4000}  # of output, at the peak, with some reserve
 EXACT_IN_FLOAT32 = 8192.0  # metres: beyond, float32 loses the millimetre
 OUTLIER = 1000.0  # sizes of a cloud: a point farther away takes the digits of the others
 SENSOR_REACH = 300.0  # sizes of a cloud, or metres: farther away it is one point
@@ -37,18 +38,23 @@ class Upsampler:
     def __init__(
         self,
         network: ApuSmog,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         seed: int = 0,
         precision: str = "float32",
+        denoise: bool = True,
     ):
+        """`denoise` is for noisy clouds without viewpoint, of 1024 points and more."""
         self.config = network.config
         self.seed = seed
-        self.dtype = getattr(torch, precision)
-        self._place(network.eval().requires_grad_(False), torch.device(device))
+        self.dtype = parse_precision(precision)
+        self.denoise = denoise
+        device = parse_device(device) if isinstance(device, str) else device
+        self.way = self._build(network.eval().requires_grad_(False), device, self.dtype)
 
-    def _place(self, network: ApuSmog, device: torch.device) -> None:
-        way = RayUpsampler if self.config.domain == "sensor" else SurfaceUpsampler
-        self.way = way(network, device, self.dtype)
+    def _build(self, network, device, dtype) -> RayUpsampler | SurfaceUpsampler:
+        if self.config.domain == "sensor":
+            return RayUpsampler(network, device, dtype)
+        return SurfaceUpsampler(network, device, dtype, self.denoise)
 
     @property
     def network(self) -> ApuSmog:
@@ -64,10 +70,15 @@ class Upsampler:
 
     @classmethod
     def load(
-        cls, name: str | Path, device: str = "auto", seed: int = 0, precision: str = "float32"
+        cls,
+        name: str | Path,
+        device: str = "auto",
+        seed: int = 0,
+        precision: str = "float32",
+        denoise: bool = True,
     ) -> Upsampler:
         """Weights by the name they ship under, or from a file."""
-        return cls(load_network(name), parse_device(device), seed, precision)
+        return cls(load_network(name), device, seed, precision, denoise)
 
     def upsample(
         self,
@@ -159,6 +170,7 @@ class Upsampler:
 
     def _upsample(self, clouds, counts, keep_measured, grow: Grow) -> list[Dense]:
         """Fewer points than there are by choice, more by growing."""
+        check_memory(sum(counts), BYTES_PER_POINT[self.config.domain])
         results: list[Dense | None] = [None] * len(clouds)
         more = []
         for i, (cloud, count) in enumerate(zip(clouds, counts, strict=True)):
@@ -190,7 +202,7 @@ class Upsampler:
 
     def _on_cpu(self) -> RayUpsampler | SurfaceUpsampler:
         """A copy there; the one on the GPU stays for the others."""
-        return type(self.way)(deepcopy(self.network), torch.device("cpu"), torch.float32)
+        return self._build(deepcopy(self.network), torch.device("cpu"), torch.float32)
 
     def _checked_origin(self, origin: Sequence[float] | None) -> np.ndarray | None:
         if self.config.domain != "sensor":

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+import apusmog_core.cli
+
 ROOT = Path(__file__).parents[1]
 # extras of setup.py, and fpsample, for which rosdep has no key
 OPTIONAL = {"fpsample", "open3d", "pypatchworkpp", "matplotlib", "h5py", "tensorboard"}
@@ -57,7 +59,9 @@ def test_the_wheel_holds_every_module_weight_and_ament_file(wheel):
         assert set(wanted) <= set(names)
     weights = [file.name for file in (ROOT / "apusmog_core/weights").iterdir() if file.is_file()]
     assert {f"apusmog_core/weights/{name}" for name in weights} <= set(names)
-    assert {"apusmog_core/view.html", "apusmog_core/samples.npz"} <= set(names)
+    assert any(f"-{apusmog_core.__version__}.dist-info" in name for name in names)
+    files = ("py.typed", "view.html", "samples.npz")
+    assert {f"apusmog_core/{name}" for name in files} <= set(names)
     assert "apusmog_ros/fastdds.xml" in names
     shared = "\n".join(names)
     for file in ("package.xml", "launch/upsample.launch.py", "config/upsample.yaml"):
@@ -79,10 +83,27 @@ def test_every_command_has_a_function_behind_it(wheel):
 def test_both_metadata_files_agree():
     package = ET.parse(ROOT / "package.xml").getroot()
     setup = (ROOT / "setup.py").read_text()
-    for tag, name in (("version", "version"), ("license", "license")):
-        assert re.search(rf'{name}="(.*?)"', setup)[1] == package.findtext(tag)
+    assert re.search(r'license="(.*?)"', setup)[1] == package.findtext("license")
+    assert package.findtext("version") == apusmog_core.__version__
     assert package.get("format") == "3"
     assert package.findtext("export/build_type") == "ament_python"
+
+
+def test_public_names_are_there_and_pytorch_only_for_who_needs_it():
+    code = (
+        "import sys\n"
+        "from apusmog_core import DenseScan, PipelineConfig, ScanPipeline, __version__\n"
+        "assert 'torch' not in sys.modules\n"
+        "from apusmog_core import Upsampler\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_command_knows_its_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        apusmog_core.cli.main(["--version"])
+    assert stop.value.code == 0 and apusmog_core.__version__ in capsys.readouterr().out
 
 
 def test_the_core_does_not_import_ros_or_heavy_optional_packages():

@@ -254,3 +254,13 @@ def test_unsure_points_are_left_out_where_asked_for_and_measured_ones_never():
     assert np.count_nonzero(~dense.generated) == sum(SIZES)
     assert dense.generated.sum() == pytest.approx(sum(SIZES), abs=5)  # half of twice as many
     assert (dense.confidence[dense.generated] >= 0.5).all()
+
+
+def test_a_pipeline_without_settings_has_the_default_ones():
+    assert ScanPipeline(upsampler=Interpolator()).config == PipelineConfig()
+
+
+def test_a_copy_with_another_seed_leaves_the_first_as_it_was():
+    first = ScanPipeline(upsampler=Interpolator())
+    other = first.configured(PipelineConfig(seed=7))
+    assert (first.upsampler.seed, other.upsampler.seed) == (0, 7)

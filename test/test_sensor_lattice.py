@@ -82,16 +82,19 @@ def test_broken_confidence_does_not_break_the_counts():
 
 def test_confidence_is_the_chance_to_meet_the_object_times_that_of_a_right_depth():
     half = np.log(2)  # of meeting it, and of Laplace noise whose scale is the tolerance over ln 2
-    assert ray_confidence(half, np.log(0.1 / half), 1.0, 0.1) == pytest.approx(0.25)
-    assert ray_confidence(half, np.log(0.1 / half), 2.0, 0.1) < 0.16  # steps twice as long
-    assert ray_confidence(0.0, -5.0, 1.0, 0.1) == 0
+    assert ray_confidence(half, np.log(0.1 / half), 1.0, 0.1, 1.0) == pytest.approx(0.25)
+    assert ray_confidence(half, np.log(0.1 / half), 1.0, 0.1, 12.0) == pytest.approx(0.8)  # odds
+    assert ray_confidence(half, np.log(0.1 / half), 2.0, 0.1, 1.0) < 0.16  # steps twice as long
+    assert ray_confidence(0.0, -5.0, 1.0, 0.1, 12.0) == 0
 
 
 def test_rays_beyond_the_sensors_border_are_a_last_resort():
     rays = np.array([[[0, 0.5], [0, -0.5]]] * 3, np.float32)
     border = np.array([[False, False], [True, False], [False, True]])
     answers = np.full((2, 3, 2), 1.0, np.float32)
-    sure = judge_rays(*answers, rays, np.arange(3), np.ones(3), border, 0.1, 0.01).reshape(3, 2)
+    sure = judge_rays(*answers, rays, np.arange(3), np.ones(3), border, 0.1, 1.0, 0.01).reshape(
+        3, 2
+    )
     assert sure / sure[0, 0] == pytest.approx(np.array([[1, 1], [0.01, 1], [1, 0.01]]))
 
 

@@ -9,13 +9,13 @@ from sensor_scans import ALONG, LOWEST, UP, bumpy, grid_scan
 
 from apusmog_core.sensor import view
 from apusmog_core.sensor.grid import to_polar
+from apusmog_core.sensor.lasers import find_lasers
 from apusmog_core.sensor.view import (
     NEIGHBOURS,
     SCALARS,
     WINDOW,
     ObjectGraph,
     ObjectScan,
-    find_rings,
     look_around,
     part_of,
     ray_points,
@@ -41,7 +41,7 @@ def around(graph: ObjectGraph, ring: int, column: int) -> np.ndarray:
 def test_rings_are_counted_from_the_lowest_whatever_their_numbers_and_order(names):
     scan = grid_scan(bumpy())
     order = np.random.default_rng(0).permutation(len(scan.points))
-    found = find_rings(to_polar(scan.points[order]), np.array(names)[scan.ring[order]])
+    found = find_lasers(to_polar(scan.points[order]), np.array(names)[scan.ring[order]])
     assert (found.number == scan.ring[order]).all()
     assert found.elevation == pytest.approx(LOWEST + UP * np.arange(6), abs=1e-6)
     assert found.step == pytest.approx(ALONG, rel=1e-3)
@@ -49,7 +49,7 @@ def test_rings_are_counted_from_the_lowest_whatever_their_numbers_and_order(name
 
 def test_rings_without_numbers_are_found_by_their_elevation():
     scan = grid_scan(bumpy())
-    found = find_rings(to_polar(scan.points), None)
+    found = find_lasers(to_polar(scan.points), None)
     assert (found.number == scan.ring).all()
     assert found.step == pytest.approx(ALONG, rel=1e-3)
 
@@ -60,7 +60,7 @@ def test_lasers_that_start_higher_are_told_from_those_that_look_higher():
     elevation = np.array([0.0, 0.02])[:, None] + np.array([0.0, 0.1])[:, None] / reach
     azimuth = np.broadcast_to(np.arange(200) * ALONG, elevation.shape)
     polar = np.stack((azimuth, elevation, np.broadcast_to(np.log(reach), azimuth.shape)), -1)
-    found = find_rings(polar.reshape(-1, 3), np.repeat([7, 3], 200))
+    found = find_lasers(polar.reshape(-1, 3), np.repeat([7, 3], 200))
     assert found.elevation == pytest.approx([0.0, 0.02], abs=1e-6)
     assert found.height == pytest.approx([0.0, 0.1], abs=1e-4)
 

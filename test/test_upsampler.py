@@ -24,7 +24,7 @@ def up(request):
     """Small networks without training: what is tested here holds for any weights."""
     torch.manual_seed(0)
     few = {} if request.param == "lidar" else {"neighbours": 6}
-    return Upsampler(build_network(replace(PRESETS[request.param], width=16, **few)))
+    return Upsampler(build_network(replace(PRESETS[request.param], width=16, **few)), "cpu")
 
 
 def ball(count: int, seed: int = 0) -> np.ndarray:
@@ -117,6 +117,40 @@ def test_bad_ratios_are_refused(up, ratio):
         up.upsample(ball(10), ratio, origin=EYE)
 
 
+def test_a_ratio_whose_output_does_not_fit_into_memory_is_refused_with_its_points(up):
+    with pytest.raises(ValueError, match=r"10,000,000,000 points would not fit into memory"):
+        up.upsample(ball(10), 1e9, origin=EYE)
+
+
+def test_an_unknown_precision_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="'float8' is not one of float32, bfloat16, float16"):
+        Upsampler.load("shape", "cpu", precision="float8")
+
+
+def test_threads_that_overlap_leave_torch_as_it_was():
+    before = torch.get_num_threads()
+    inside, leave = threading.Barrier(2), threading.Event()
+
+    def late(_):
+        inside.wait(10)
+        leave.wait(10)
+
+    try:
+        torch.set_num_threads(3)
+        first = threading.Thread(target=compute.in_threads, args=(late, [0, 1]))
+        first.start()
+        compute.in_threads(lambda _: leave.set(), [0, 1])  # begins and ends within the first
+        first.join(10)
+        assert torch.get_num_threads() == 3
+        later = []
+        new = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        new.start()
+        new.join()
+        assert later == [3]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_weights_that_see_from_a_sensor_ask_for_it(up):
     if up.config.domain == "sensor":
         with pytest.raises(ValueError, match="--origin X Y Z"):
@@ -199,7 +233,7 @@ def test_relaxed_points_are_more_even_and_nearer_to_the_surface():
 
 
 def test_several_threads_give_the_cloud_of_one_and_leave_torch_as_it_was():
-    up = Upsampler(build_network(PRESETS["lidar"]))
+    up = Upsampler(build_network(PRESETS["lidar"]), "cpu")
     clouds = [ball(700, seed) for seed in range(5)]
     before, results, later = torch.get_num_threads(), [], []
     try:

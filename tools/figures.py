@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from apusmog_core.cli.arguments import missing_package
-from apusmog_core.evaluation.metrics import nearest as distance_to
+from apusmog_core.evaluation.metrics import distances as distance_to
 from apusmog_core.geometry import farthest
 from apusmog_core.picture import aim, beside
 from apusmog_core.surface.mesh import read_mesh

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from .. import __version__
 from . import calibrate, clouds, completion, networks, scan, scores
 from .arguments import missing_package, one_line, say
 
@@ -145,6 +146,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="'apusmog COMMAND --help' explains a command; 'apusmog samples OUT' writes clouds "
         "to try them on.",
     )
+    parser.add_argument("--version", action="version", version=f"apusmog {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (add_arguments, run, help) in COMMANDS.items():
         command = commands.add_parser(

@@ -89,11 +89,21 @@ def add_origin(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_denoise(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-denoise",
+        dest="denoise",
+        action="store_false",
+        help="leave the noise of clouds without viewpoint as it is",
+    )
+
+
 def load(args: argparse.Namespace):
     with waiting("loading PyTorch and the network"):
         from apusmog_core.upsampler import Upsampler
 
-        return Upsampler.load(args.weights, device=args.device, seed=args.seed)
+        options = {"denoise": args.denoise} if "denoise" in args else {}
+        return Upsampler.load(args.weights, device=args.device, seed=args.seed, **options)
 
 
 def add_settings(parser: argparse.ArgumentParser, example: str) -> None:

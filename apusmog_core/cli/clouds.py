@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .arguments import (
     CLOUDS,
+    add_denoise,
     add_network,
     add_origin,
     add_settings,
@@ -48,6 +49,7 @@ def add_upsample(parser: argparse.ArgumentParser) -> None:
         help="the measured points come first, new ones go where they are missing",
     )
     add_origin(parser)
+    add_denoise(parser)
     add_network(parser)
 
 
@@ -167,6 +169,7 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
         help="cut away this share of vertices, least supported first (%(default)g)",
     )
     add_origin(parser)
+    add_denoise(parser)
     add_network(parser)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .arguments import add_network, count, load, number, ratio, say, stride
+from .arguments import add_denoise, add_network, count, load, number, ratio, say, stride
 from .progress import progress, waiting
 
 
@@ -64,6 +64,7 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="points of the input (2048)",
     )
+    add_denoise(parser)
     _add_scored(parser, "shape")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from ..files import check_new_folder, written_whole
+from .clouds import read_bin
 from .kitti import KittiDrive
 from .pointcloud2 import DATATYPES
 
@@ -60,11 +61,11 @@ def _write_drive(drive: KittiDrive, bag, store) -> int:
         try:
             data = read_bin(file)
         except (OSError, ValueError) as error:
-            warnings.warn(f"skipped {error}", stacklevel=2)
+            warnings.warn(f"skipped {file}: {error}", stacklevel=2)
             continue
         if drive.poses is not None:
             write_pose(stamp, _pose(store.types, stamp, drive.poses[at]))
-        write_cloud(stamp, _cloud(store.types, stamp, FRAME, np.frombuffer(data, KITTI_POINT)))
+        write_cloud(stamp, _cloud(store.types, stamp, FRAME, data.view(KITTI_POINT)[:, 0]))
         written += 1
     return written
 
@@ -84,16 +85,6 @@ def cloud_writer(out: Path, topic: str) -> Iterator[Callable[[int, str, np.ndarr
             bag.write(connection, stamp, store.serialize_cdr(message, kind))
 
         yield write
-
-
-def read_bin(file: Path) -> bytes:
-    """A KITTI scan as the bytes it is, which are also those of the message."""
-    if not file.is_file():
-        raise ValueError(f"{file}: not a regular file")
-    data = file.read_bytes()
-    if len(data) % KITTI_POINT.itemsize:
-        raise ValueError(f"{file}: {len(data)} bytes are no whole number of points; truncated?")
-    return data
 
 
 def clouds(path: str | Path, topic: str) -> Iterator[tuple[int, object]]:

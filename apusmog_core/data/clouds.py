@@ -188,12 +188,14 @@ def _to_table(columns: dict[str, np.ndarray]) -> np.ndarray:
     return np.stack([columns[name] for name in names], axis=1)
 
 
-def _read_bin(path: Path) -> Arrays:
-    values = np.fromfile(path, "<f4")
+def read_bin(path: Path) -> np.ndarray:
+    """All points of a KITTI scan as they are stored, x y z intensity: (n, 4) float32."""
+    if not path.is_file():
+        raise ValueError("not a regular file")
     size = path.stat().st_size
     if size % 16:
         raise ValueError(f"{size} bytes are no whole number of 16-byte points; file truncated?")
-    return _from_table(values.reshape(-1, 4))
+    return np.fromfile(path, "<f4").reshape(-1, 4)
 
 
 def _write_bin(path: Path, columns: dict[str, np.ndarray]) -> None:
@@ -298,7 +300,7 @@ def _write_npz(path: Path, columns: dict[str, np.ndarray]) -> None:
 
 
 READERS = {
-    ".bin": _read_bin,
+    ".bin": lambda path: _from_table(read_bin(path)),
     ".pcd": lambda path: _from_records(read_pcd(path)),
     ".ply": lambda path: _from_records(read_ply(path)),
     ".npy": _read_npy,

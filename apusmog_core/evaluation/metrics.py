@@ -17,7 +17,7 @@ FREE_BEYOND = 0.3  # metres
 SAME_POINT = 1e-5  # metres: an output point this close to an input point is that point
 
 
-def nearest(points: np.ndarray, reference: np.ndarray) -> np.ndarray:
+def distances(points: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """Distance from each point to the nearest of the reference (n,)."""
     return cKDTree(reference).query(points)[0]
 
@@ -38,7 +38,7 @@ def shape_scores(prediction: np.ndarray, truth: np.ndarray, mesh=None) -> dict[s
     P2F is the mean distance to the mesh in original coordinates; NaN where there is no mesh.
     """
     predicted, true = unit_ball(prediction), unit_ball(truth)
-    there, back = nearest(predicted, true) ** 2, nearest(true, predicted) ** 2
+    there, back = distances(predicted, true) ** 2, distances(true, predicted) ** 2
     p2f = np.array([np.nan]) if mesh is None else distance_to_mesh(prediction, mesh)
     return {
         "cd": float(there.mean() + back.mean()),
@@ -101,7 +101,7 @@ def ring_scores(output: np.ndarray, held: np.ndarray, full: np.ndarray) -> dict[
     thickness      mean over the output of the standard deviation of the 16 nearest output points
                    along the normal of their plane: 0 for a clean flat surface
     """
-    missed, invented = nearest(held, output), nearest(output, full)
+    missed, invented = distances(held, output), distances(output, full)
     scores = {"completeness": float(missed.mean()), "hallucination": float(invented.mean())}
     for d in F_DISTANCES:
         scores[f"f_{round(100 * d)}"] = harmonic((missed <= d).mean(), (invented <= d).mean())
@@ -127,5 +127,5 @@ def surface_thickness(points: np.ndarray, neighbours: int = THICKNESS_NEIGHBOURS
 
 def free_space_share(output: np.ndarray, points: np.ndarray, rays: MeasuredRays) -> float:
     """Share of the generated points (output that is not input) that hang in measured free space."""
-    generated = output[nearest(output, points) > SAME_POINT]
+    generated = output[distances(output, points) > SAME_POINT]
     return float(rays.free(generated).mean()) if len(generated) else 0.0

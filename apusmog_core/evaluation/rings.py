@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..data.clouds import read_bin
 from ..sensor.calibrate import ALL_SCANS, Calibration
 from ..sensor.view import ObjectScan
 from . import baselines, metrics
@@ -114,7 +115,7 @@ def _velodyne(folder: Path, frame: str) -> np.ndarray:
     for inner in ("", "velodyne_points/data", "velodyne"):
         file = folder / inner / f"{frame}.bin"
         if file.is_file():
-            return np.fromfile(file, np.float32).reshape(-1, 4)[:, :3]
+            return read_bin(file)[:, :3]
     raise ValueError(f"{folder}: no scan {frame}.bin in it")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 from .network import ApuSmog, Decoded, Encoded, parameter_count
-from .smog import Mixture, allocate
+from .smog import Mixture
 
-__all__ = ["ApuSmog", "Decoded", "Encoded", "Mixture", "allocate", "parameter_count"]
+__all__ = ["ApuSmog", "Decoded", "Encoded", "Mixture", "parameter_count"]

@@ -119,11 +119,3 @@ class MixtureHead(nn.Module):
         if self.config.domain != "sensor":  # there they say how many returns to expect
             weight = weight.log_softmax(-1)
         return Mixture(mean, factor, weight)
-
-
-def allocate(total: int, components: int, generator: torch.Generator | None = None) -> Tensor:
-    """Samples for each component: floor(total/K) each, the rest without replacement."""
-    counts = torch.full((components,), total // components, dtype=torch.long)
-    rest = total % components
-    counts[torch.randperm(components, generator=generator)[:rest]] += 1
-    return counts

@@ -14,14 +14,15 @@ import numpy as np
 
 from ..compute import machine_code
 from .grid import to_polar
-from .view import MOST_RING_NUMBERS, column_step, find_columns, fit_rings, ring_sums
+from .lasers import MOST_RING_NUMBERS, column_step, fit_lasers, laser_sums
+from .view import find_columns
 
 BIN, BINS = 0.004, 151  # metres, and how many around zero, of the histograms of residuals
 
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """How biases are estimated; chosen on simulated sensors (docs/decisions.md)."""
+    """How biases are estimated; `floor` from planted biases in simulation, the rest by hand."""
 
     columns: int = 2  # one in so many is looked at
     half_window: int = 3  # columns to each side that a line along a ring is fitted to
@@ -52,7 +53,7 @@ class Calibration:
         self.scans = 0  # that were offered
         self.converged = False
         self.bias = np.zeros(0)  # (rings,) metres by which the ranges of a ring are too long
-        self._sums = np.zeros((0, 5))  # see ring_sums
+        self._sums = np.zeros((0, 5))  # see laser_sums
         self._residuals = np.zeros((0, BINS))
         self._weights = np.zeros((0, 2))  # of the rings below and above, summed over residuals
 
@@ -65,7 +66,7 @@ class Calibration:
                 return
             self._grow(int(ring.max()) + 1)
             polar = to_polar(points)
-            self._sums += ring_sums(ring, polar, len(self._sums))
+            self._sums += laser_sums(ring, polar, len(self._sums))
             self._count(polar, ring)
             self.bias = self._solve()
             settled = self._residuals.sum(axis=1) >= self.config.enough
@@ -87,7 +88,7 @@ class Calibration:
         """A row for each ring, from the highest: what is known of its laser."""
         with self._lock:
             order = self._order()[::-1]
-            elevation, height = fit_rings(self._sums[order])
+            elevation, height = fit_lasers(self._sums[order])
             found = self._residuals[order]
             columns = (order, np.degrees(elevation), height, self.bias[order])
         spread = [np.ptp(_quantiles(row, (0.25, 0.75))) / 1.35 for row in found]

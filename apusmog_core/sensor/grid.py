@@ -21,6 +21,12 @@ def wrap(angle: np.ndarray) -> np.ndarray:
 
 
 @machine_code
+def turn(angle):
+    """An angle into [-pi, pi)."""
+    return (angle + np.pi) % (2 * np.pi) - np.pi
+
+
+@machine_code
 def to_polar(points):
     """Azimuth, elevation and ln(range) (n, 3) of points (n, 3) about the sensor."""
     polar = np.empty((len(points), 3))

@@ -14,6 +14,8 @@ from .losses import LARGEST_INTENSITY
 from .network import EncodedRays, RayNetwork
 from .view import ObjectGraph, ObjectScan, look_around, part_of, ray_points
 
+LIMITS = (LATTICE.tolerance, LATTICE.odds, LATTICE.unseen)
+
 
 class RayUpsampler:
     """The sensor's network, and what it needs to upsample all objects of a scan."""
@@ -76,7 +78,7 @@ class RayUpsampler:
         for anchors, rays, tier in lattice_rays(graph, levels[cloud], keep_measured):
             depth, log_scale, intensity = self._rays.decode(encoded, rays, anchors)
             asked = (rays, anchors, metres, graph.border)
-            sure = judge_rays(intensity, log_scale, *asked, LATTICE.tolerance, LATTICE.unseen)
+            sure = judge_rays(intensity, log_scale, *asked, *LIMITS)
             owner = cloud[anchors].repeat(rays.shape[1])
             results.append((ray_points(graph, anchors, rays, depth), sure, tier.ravel(), owner))
         points, sure, tier, owner = (np.concatenate(c) for c in zip(*results, strict=True))

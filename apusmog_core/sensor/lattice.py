@@ -21,7 +21,8 @@ class LatticeConfig:
     """How rays are chosen; chosen on simulated streets (docs/decisions.md)."""
 
     tolerance: float = 0.1  # metres by which a right answer may be off
-    likely: float = 0.2  # confidence below which a candidate is a last resort
+    odds: float = 14.0  # times the network's, that a surface is within the tolerance
+    likely: float = 0.78  # confidence below which a candidate is a last resort
     unseen: float = 0.01  # factor of the confidence beyond the sensor's highest and lowest ring
 
 
@@ -84,18 +85,20 @@ def _rays_of(aside, gap, x, way):
 
 
 @machine_code
-def ray_confidence(intensity, log_scale, metres, tolerance):
+def ray_confidence(intensity, log_scale, metres, tolerance, odds):
     """How likely a ray meets the object within the tolerance of the depth given.
 
     The mixture tells whether it meets the object at all (a Poisson process has at least one return
-    there), the decoder how far off its depth is; metres is the length of a ring step.
+    there), the decoder how far off its depth is; metres is the length of a ring step. Beside its
+    ray a surface is often nearer than along it: `odds` says how much, on simulated streets.
     """
     met = 1 - np.exp(-intensity)
-    return met * (1 - np.exp(-tolerance / (np.exp(log_scale) * metres)))
+    along = met * (1 - np.exp(-tolerance / (np.exp(log_scale) * metres)))
+    return odds * along / (1 + (odds - 1) * along)
 
 
 @machine_code
-def judge_rays(intensity, log_scale, rays, anchors, metres, border, tolerance, unseen):
+def judge_rays(intensity, log_scale, rays, anchors, metres, border, tolerance, odds, unseen):
     """Confidence (A * s,) of the answers (A, s) to rays (A, s, 2) of anchors (A,).
 
     metres (N,) is the length of a ring step at each point; border (N, 2) says which points lie on
@@ -106,7 +109,7 @@ def judge_rays(intensity, log_scale, rays, anchors, metres, border, tolerance, u
     for a in range(count):
         i = anchors[a]
         for q in range(per):
-            value = ray_confidence(intensity[a, q], log_scale[a, q], metres[i], tolerance)
+            value = ray_confidence(intensity[a, q], log_scale[a, q], metres[i], tolerance, odds)
             beyond = (rays[a, q, 1] > 0 and border[i, 0]) or (rays[a, q, 1] < 0 and border[i, 1])
             sure[a * per + q] = unseen * value if beyond else value
     return sure

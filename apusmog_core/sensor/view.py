@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..compute import machine_code
-from .grid import measure_steps, to_polar
+from .grid import to_polar, turn
 from .kernels import inverse_sinh
+from .lasers import find_lasers
 
 # Neighbours of a point that the network attends to, as (rings, columns) away; itself first.
 NEIGHBOURS = np.array(
@@ -24,12 +25,7 @@ SCALARS = 14  # of the context, before the window
 CONTEXT = SCALARS + 3 * len(WINDOW)
 NEAR_COLUMNS = 1  # a return so many columns beside the one asked for still counts
 PARTNER_COLUMNS = 1.6  # columns within which points of two rings are partners
-LEAST_RETURNS = 8  # of a ring, to fit how its elevation changes with range
-MOST_RING_NUMBERS = 4096  # between the least and the greatest, for a table of them
 MOST_CELLS = 1 << 24  # rings times columns, 200 MB: crowds of points that no sensor has measured
-SAME_SHOT = 1e-5  # radians
-WIDEST_COLUMN = np.radians(1.0)
-DEFAULT_COLUMN = float(np.radians(0.2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,16 +47,6 @@ class ObjectScan:
 
 
 @dataclass(frozen=True, eq=False)
-class Rings:
-    """Which laser measured a point, from the lowest up, and where the lasers look."""
-
-    number: np.ndarray  # (n,) int64, 0.. by elevation
-    elevation: np.ndarray  # (rings,) radians, at infinite range
-    height: np.ndarray  # (rings,) metres: a laser that starts higher sees lower with range
-    step: float  # radians between shots of one ring
-
-
-@dataclass(frozen=True, eq=False)
 class ObjectGraph:
     """What the network is given: the points of all objects, one object after the other."""
 
@@ -77,95 +63,17 @@ class ObjectGraph:
     column: float  # radians
 
 
-def find_rings(polar: np.ndarray, ring: np.ndarray | None) -> Rings:
-    """Rings of a scan (n, 3) by their numbers, or by its elevations where they are not known."""
-    if ring is None:
-        step, up = measure_steps(polar[:, 0], polar[:, 1])
-        turn = 2 * np.pi * polar[:, 1] / up
-        phase = np.arctan2(np.sin(turn).mean(), np.cos(turn).mean()) / (2 * np.pi)
-        ring = np.round(polar[:, 1] / up - phase).astype(np.int64)
-        names, number = np.unique(ring, return_inverse=True)
-    else:
-        names, number = _number_rings(np.asarray(ring))
-        step = column_step(polar[:, 0], number, len(names))
-    sums = ring_sums(number, polar, len(names))
-    fitted, height = fit_rings(sums)
-    order = np.argsort(sums[:, 1] / sums[:, 0], kind="stable")
-    rank = np.empty(len(names), np.int64)
-    rank[order] = np.arange(len(names))
-    return Rings(rank[number], fitted[order], height[order], step)
-
-
-def _number_rings(ring: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Names (rings,) and the place of each point's among them (n,); as np.unique, but quick."""
-    low, high = int(ring.min()), int(ring.max())
-    if high - low > MOST_RING_NUMBERS:
-        return np.unique(ring, return_inverse=True)
-    there = np.bincount(ring - low)
-    names = np.flatnonzero(there)
-    return names + low, (np.cumsum(there > 0) - 1)[ring - low]
-
-
-def column_step(azimuth: np.ndarray, number: np.ndarray, rings: int) -> float:
-    """Median angle between neighbouring shots of one ring, radians."""
-    step = _steps_as_stored(azimuth, number, rings)
-    step = step[step > SAME_SHOT]
-    if len(step) == 0 or np.median(step) > WIDEST_COLUMN:  # stored in no order
-        order = np.lexsort((azimuth, number))
-        step = np.diff(azimuth[order])[np.diff(number[order]) == 0]
-        step = step[step > SAME_SHOT]
-    return float(np.median(step)) if len(step) else DEFAULT_COLUMN
-
-
-@machine_code
-def _steps_as_stored(azimuth, number, rings):
-    """Angle (n,) of each shot from the one before it on its ring."""
-    last = np.full(rings, np.nan)
-    steps = np.zeros(len(azimuth))
-    for i in range(len(azimuth)):
-        before = last[number[i]]
-        if before == before:
-            steps[i] = abs(_turn(azimuth[i] - before))
-        last[number[i]] = azimuth[i]
-    return steps
-
-
-@machine_code
-def ring_sums(number, polar, rings):
-    """For each ring: count, and sums of e, 1/r, 1/r^2 and e/r."""
-    sums = np.zeros((rings, 5))
-    for i in range(len(number)):
-        e, u, row = polar[i, 1], np.exp(-polar[i, 2]), sums[number[i]]
-        row[0] += 1
-        row[1] += e
-        row[2] += u
-        row[3] += u * u
-        row[4] += e * u
-    return sums
-
-
-def fit_rings(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Least squares of elevation = e0 + height / range, for each ring."""
-    count, e, u, uu, eu = sums.T
-    mean_e, mean_u = e / count, u / count
-    spread = uu / count - mean_u**2
-    enough = (count >= LEAST_RETURNS) & (spread > 1e-5)
-    slope = np.where(enough, (eu / count - mean_e * mean_u) / np.where(enough, spread, 1), 0.0)
-    slope = np.where(np.abs(slope) < 0.5, slope, 0.0)  # metres; more is not a laser's place
-    return mean_e - slope * mean_u, slope
-
-
 def look_around(scan: ObjectScan) -> ObjectGraph:
     """The graph of a scan's objects: neighbours by ring and column, and the view around them."""
     polar = to_polar(scan.points)
     if scan.bias is not None:
         polar[:, 2] = np.log(np.maximum(np.exp(polar[:, 2]) - scan.bias, 1e-3))
-    rings = find_rings(polar, scan.ring)
-    most = max(8, MOST_CELLS // len(rings.elevation))
-    columns = min(max(8, round(2 * np.pi / rings.step)), most)
-    step = max(rings.step, 2 * np.pi / columns)
+    lasers = find_lasers(polar, scan.ring)
+    most = max(8, MOST_CELLS // len(lasers.elevation))
+    columns = min(max(8, round(2 * np.pi / lasers.step)), most)
+    step = max(lasers.step, 2 * np.pi / columns)
     column = find_columns(polar[:, 0], columns)
-    images = _images(rings.number, column, polar, scan.instance, len(rings.elevation), columns)
+    images = _images(lasers.number, column, polar, scan.instance, len(lasers.elevation), columns)
     order = np.argsort(scan.instance, kind="stable")
     rows = order[np.searchsorted(scan.instance[order], 1) :]
     sizes = np.bincount(scan.instance[rows], minlength=1)[1:]
@@ -174,14 +82,14 @@ def look_around(scan: ObjectScan) -> ObjectGraph:
     height = np.full(len(rows), np.nan, np.float32)
     if scan.height is not None:
         height[:] = scan.height[rows]
-    where = (polar, rings.number, column, scan.instance)
-    found = _look(*where, images, rows, place, rings.elevation, rings.height)
+    where = (polar, lasers.number, column, scan.instance)
+    found = _look(*where, images, rows, place, lasers.elevation, lasers.height)
     neighbours, offsets, context, steps, aside, ends = found
-    objects = _object_scalars(polar, rings.number, rows, sizes, height, len(rings.elevation))
+    objects = _object_scalars(polar, lasers.number, rows, sizes, height, len(lasers.elevation))
     cloud = np.repeat(np.arange(len(sizes)), sizes)
     _scalars(context, polar, rows, cloud, height, objects, steps, step, scan.whole)
-    mine = rings.number[rows]
-    border = np.stack((mine == len(rings.elevation) - 1, mine == 0), axis=1)
+    mine = lasers.number[rows]
+    border = np.stack((mine == len(lasers.elevation) - 1, mine == 0), axis=1)
     links = (neighbours, offsets, context, steps, aside, ends, border)
     return ObjectGraph(rows, sizes, polar[rows], *links, step)
 
@@ -266,12 +174,6 @@ def _beside(row_at, ring, column):
 
 
 @machine_code
-def _turn(angle):
-    """An angle into [-pi, pi)."""
-    return (angle + np.pi) % (2 * np.pi) - np.pi
-
-
-@machine_code
 def _partner(row_at, owner, polar, i, mine, ring, column, size):
     """The point of the same object nearest in azimuth on another ring, or -1."""
     rings, columns = row_at.shape
@@ -281,7 +183,7 @@ def _partner(row_at, owner, polar, i, mine, ring, column, size):
             c = (column + away) % columns
             j = row_at[ring, c]
             if j >= 0 and owner[ring, c] == mine:
-                aside = abs(_turn(polar[j, 0] - polar[i, 0]))
+                aside = abs(turn(polar[j, 0] - polar[i, 0]))
                 if aside < best:
                     best, found = aside, j
     return found
@@ -323,7 +225,7 @@ def _look(polar, number, columns_of, instance, images, rows, place, elevation, h
             measured = polar[above, 1] - polar[i, 1]
             if measured > 0.3 * up and measured < 3 * up:
                 up = measured
-            aside[a] = _turn(polar[above, 0] - polar[i, 0]) / size
+            aside[a] = turn(polar[above, 0] - polar[i, 0]) / size
         if below >= 0:
             measured = polar[i, 1] - polar[below, 1]
             if measured > 0.3 * down and measured < 3 * down:
@@ -340,7 +242,7 @@ def _look(polar, number, columns_of, instance, images, rows, place, elevation, h
             if c >= 0 and owner[other, c] == mine:
                 j = row_at[other, c]
                 neighbours[a, n] = place[j]
-                offsets[a, n, 0] = _turn(polar[j, 0] - polar[i, 0]) / size
+                offsets[a, n, 0] = turn(polar[j, 0] - polar[i, 0]) / size
                 offsets[a, n, 1] = NEIGHBOURS[n, 0]
                 offsets[a, n, 2] = (depth_at[other, c] - depth) / up
         scale = np.float32(1 / up)
@@ -372,8 +274,8 @@ def _object_scalars(polar, number, rows, sizes, height, rings):
             i = rows[a]
             low, high = min(low, height[a]), max(high, height[a])  # nan compares as false
             near, far = min(near, polar[i, 2]), max(far, polar[i, 2])
-            turn = _turn(polar[i, 0] - first)
-            left, right = min(left, turn), max(right, turn)
+            aside = turn(polar[i, 0] - first)
+            left, right = min(left, aside), max(right, aside)
             lowest, highest = min(lowest, number[i]), max(highest, number[i])
         result[o, 0], result[o, 1] = low, high
         result[o, 2] = (right - left) * np.exp(near)

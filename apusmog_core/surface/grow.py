@@ -23,10 +23,12 @@ LEAST_CANDIDATES = 4  # of each component, so that a small ratio has a choice to
 class SurfaceUpsampler:
     """The network of the paper's sphere, and what it needs to upsample whole clouds."""
 
-    def __init__(self, network: ApuSmog, device: torch.device, dtype: torch.dtype):
+    def __init__(
+        self, network: ApuSmog, device: torch.device, dtype: torch.dtype, denoise: bool = True
+    ):
         self.config = network.config
         self.network, self.device, self.dtype = network.to(device), device, dtype
-        self.denoiser = load_cleaner()  # may be None
+        self.denoiser = load_cleaner() if denoise else None
 
     def grow(self, cloud: np.ndarray, count: int, keep_measured: bool, seed: int = 0) -> np.ndarray:
         """`count` points on the surface that a cloud (n, 3) shows; measured ones come first."""

@@ -18,7 +18,8 @@ from ..evaluation.tables import Row, Scores
 from ..model import ApuSmog
 from ..segment import Found, Segmenter
 from ..sensor.grid import to_polar
-from ..sensor.view import ObjectGraph, ObjectScan, Rings, find_columns, find_rings, look_around
+from ..sensor.lasers import Lasers, find_lasers
+from ..sensor.view import ObjectGraph, ObjectScan, find_columns, look_around
 from ..settings import from_dict
 from ..upsampler import Upsampler
 from .loop import ray_batch, train
@@ -167,14 +168,14 @@ class FullScan:
     points: np.ndarray  # (n, 3)
     polar: np.ndarray  # (n, 3)
     found: Found
-    rings: Rings
+    rings: Lasers
     row_at: np.ndarray  # (rings, columns) row of the return there, -1 where there is none
     column: np.ndarray  # (n,)
 
     @classmethod
     def of(cls, points: np.ndarray, ring: np.ndarray, found: Found) -> FullScan:
         polar = to_polar(points)
-        seen = find_rings(polar, ring)
+        seen = find_lasers(polar, ring)
         columns = max(8, round(2 * np.pi / seen.step))
         column = find_columns(polar[:, 0], columns)
         row_at = np.full((len(seen.elevation), columns), -1)

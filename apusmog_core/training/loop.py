@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .. import weights
-from ..compute import keep_allocations, parse_device
+from ..compute import autocast, keep_allocations, parse_device, parse_precision
 from ..config import TrainConfig
 from ..model import ApuSmog, parameter_count
 from ..model.losses import surface_loss
@@ -130,7 +130,7 @@ class Run:
         batch = {name: value.to(device) for name, value in batch.items()}
         for g in self.optimiser.param_groups:
             g["lr"] = learning_rate(config, self.step)
-        with autocast(device, config.precision):
+        with autocast(device, parse_precision(config.precision)):
             loss, parts = forward(batch)
         self.optimiser.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
@@ -155,7 +155,7 @@ class Run:
         if self.processes.rank:
             return
         state = {
-            "config": to_dict(self.config),
+            "model": to_dict(self.config.network),
             "network": self.network.state_dict(),
             "average": self.average.state_dict(),
             "optimiser": self.optimiser.state_dict(),
@@ -170,7 +170,7 @@ class Run:
             raise ValueError(f"{self.path}: no checkpoint to resume; train without --resume")
         state = weights.load(self.path)
         try:
-            if state["config"].get("model") != to_dict(self.config).get("model"):
+            if state.get("model") != to_dict(self.config.network):
                 raise ValueError("of another network; change `out`")
             for name in ("network", "average", "optimiser", "scaler"):
                 getattr(self, name).load_state_dict(state[name])
@@ -236,11 +236,6 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     share = (step - config.warmup) / max(1, config.steps - config.warmup)
     low = min(config.rate_end, config.rate)
     return low + (config.rate - low) * 0.5 * (1 + math.cos(math.pi * share))
-
-
-def autocast(device: torch.device, precision: str):
-    enabled = precision != "float32"
-    return torch.autocast(device.type, getattr(torch, precision) if enabled else None, enabled)
 
 
 def seed_everything(seed: int) -> None:

@@ -15,10 +15,8 @@ from torch import Tensor
 from ..config import DataConfig, TrainConfig
 from ..files import written_whole
 from ..geometry import farthest, nearest_in_batch
-from ..surface.denoise import WEIGHTS, clean, typical_spacing
-from ..surface.mesh import read_mesh
+from ..surface.mesh import MESHES, read_mesh
 
-SUFFIXES = (".off", ".obj", ".ply", ".stl")
 SPARSE = (1024, 2048, 4096)  # input samplings of one mesh
 DENSE = 24576  # target sampling of one mesh
 OVERDRAW = 4  # uniform samples for each Poisson-disk sample
@@ -50,13 +48,12 @@ def _poisson_disk(mesh, count: int) -> np.ndarray:
 class MeshPatches:
     """Patches cut from surfaces as they are asked for; the samplings are cached on disk."""
 
-    def __init__(self, folder: str, seed: int, cache: str, noise: float = 0.0):
+    def __init__(self, folder: str, seed: int, cache: str):
+        from tqdm import tqdm
+
         paths = find_meshes(folder)
-        self.surfaces = [sampled(p, seed, Path(cache)) for p in _progress(paths, "sampling")]
-        if noise:
-            pairs = zip(_progress(paths, "cleaning"), self.surfaces, strict=True)
-            for path, surface in pairs:
-                surface.sparse += cleaned(path, surface, noise, seed, Path(cache))
+        paths = tqdm(paths, desc="sampling meshes", unit="mesh", disable=len(paths) < 10)
+        self.surfaces = [sampled(path, seed, Path(cache)) for path in paths]
         self.trees = [[cKDTree(s) for s in (*f.sparse, f.dense)] for f in self.surfaces]
 
     def cut(
@@ -66,8 +63,6 @@ class MeshPatches:
         index = rng.integers(len(self.surfaces))
         surface, trees = self.surfaces[index], self.trees[index]
         level = int(rng.choice(len(SPARSE), p=(0.25, 0.5, 0.25)))
-        if len(surface.sparse) > len(SPARSE) and rng.random() < 0.5:
-            level += len(SPARSE)  # one that had noise
         sparse = surface.sparse[level]
         seed = sparse[rng.integers(len(sparse))]
         near = trees[level].query(seed, k=size)[1]
@@ -88,21 +83,16 @@ class MeshPatches:
 
 def find_meshes(folder: str | Path) -> list[Path]:
     """All meshes in a folder, at any depth; ValueError if there is none."""
-    paths = sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in SUFFIXES)
+    paths = sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in MESHES)
     if not paths:
-        raise ValueError(f"{folder}: no meshes ({' '.join(SUFFIXES)}) found")
+        raise ValueError(f"{folder}: no meshes ({' '.join(MESHES)}) found")
     return paths
-
-
-def _progress(paths: list[Path], doing: str):
-    from tqdm import tqdm
-
-    return tqdm(paths, desc=f"{doing} meshes", unit="mesh", disable=len(paths) < 10)
 
 
 def sampled(path: Path, seed: int, cache: Path) -> Surface:
     """The samplings of one mesh, from the cache where they are there already."""
-    stored = cache / f"surface-{path.parent.name}-{path.stem}-{seed}.npz"
+    digest = zlib.crc32(path.read_bytes())
+    stored = cache / f"surface-{path.stem}-{digest:08x}-{seed}.npz"
     if stored.is_file():
         arrays = np.load(stored)
         return Surface([arrays[str(count)] for count in SPARSE], arrays["dense"])
@@ -115,23 +105,6 @@ def sampled(path: Path, seed: int, cache: Path) -> Surface:
 def _store(path: Path, arrays: dict[str, np.ndarray]) -> None:
     with written_whole(path) as place:  # others may write it, too
         np.savez(place, **arrays)
-
-
-def cleaned(path: Path, surface: Surface, noise: float, seed: int, cache: Path) -> list:
-    """The sparse samplings with noise of up to so many spacings, as `clean` then leaves them."""
-    cleaner = zlib.crc32(WEIGHTS.read_bytes())
-    name = f"{path.parent.name}-{path.stem}-{seed}-{noise:g}-{cleaner:08x}"
-    stored = cache / f"cleaned-{name}.npz"
-    if not stored.is_file():
-        rng = np.random.default_rng((seed, zlib.crc32(path.stem.encode())))
-        noisy = []
-        for points in surface.sparse:
-            deviation = rng.uniform(0, noise) * typical_spacing(points)
-            moved = points + deviation * rng.standard_normal(points.shape)
-            noisy.append(clean(moved)[0].astype(np.float32))
-        _store(stored, {str(len(points)): points for points in noisy})
-    arrays = np.load(stored)
-    return [arrays[str(count)] for count in SPARSE]
 
 
 class StoredPatches:
@@ -149,14 +122,14 @@ class StoredPatches:
 
 
 def open_patches(data: DataConfig, seed: int, cache: str) -> MeshPatches | StoredPatches:
-    """The source of patches that the settings describe: anything with `cut`."""
+    """The source of patches that the settings describe."""
     if data.hdf5:
         from ..data.pu1k import read_patches
 
         return StoredPatches(*read_patches(data.hdf5))
     if not data.meshes:
         raise ValueError("data.meshes or data.hdf5: name a folder of meshes or a training file")
-    return MeshPatches(data.meshes, seed, cache, data.noise)
+    return MeshPatches(data.meshes, seed, cache)
 
 
 # --- batches -------------------------------------------------------------------------------------
