@@ -29,7 +29,6 @@ BYTES_PER_POINT = {"sensor": 300, "canonical": 4000}  # of output, at the peak, 
 EXACT_IN_FLOAT32 = 8192.0  # metres: beyond, float32 loses the millimetre
 OUTLIER = 1000.0  # sizes of a cloud: a point farther away takes the digits of the others
 SENSOR_REACH = 300.0  # sizes of a cloud, or metres: farther away it is one point
-MOST_POINTS = 50_000_000  # of one cloud: some gigabytes
 
 
 class Upsampler:
@@ -222,10 +221,7 @@ class Upsampler:
 
 
 def output_count(points: int, ratio: float) -> int:
-    count = round(ratio * points)
-    if count > MOST_POINTS:
-        raise ValueError(f"ratio: {ratio:g} makes {count:,} points; {MOST_POINTS:,} at most")
-    return count
+    return round(ratio * points)
 
 
 def check_cloud(points) -> np.ndarray:

@@ -108,9 +108,9 @@ def facts(work: Work) -> dict[str, object]:
         "points in": len(work.source.points),
         "points not finite": segments.not_finite,
         "points without return": segments.no_return,
-        "ring source": getattr(segments, "ring_source", "unknown"),
+        "ring source": segments.ring_source,
     }
-    if mounting := getattr(work.pipeline, "mounting", None):  # known once the network is loaded
+    if mounting := getattr(work.pipeline, "mounting", None):  # none while the network loads
         told["mounting"] = "; ".join(filter(None, (mounting.text, mounting.warning)))
     if dense:
         told["points out"] = len(dense.points)

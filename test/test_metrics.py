@@ -111,5 +111,6 @@ def test_range_interpolation_joins_rings_across_the_azimuth_cut_but_not_across_a
     dense = baselines.range_interpolation(points, ring)
     assert len(dense) == 5
     assert dense[4] == pytest.approx([-10, 0, 0.2], abs=1e-4)
-    shifted = baselines.range_interpolation(points + 100, ring, origin=(100, 100, 100))
-    assert shifted == pytest.approx(dense + 100)
+    denser = baselines.range_interpolation(points, 2 * ring, stride=4)
+    assert len(denser) == 7  # a quarter, half and three quarters of the way
+    assert denser[4:, 2] == pytest.approx([0.1, 0.2, 0.3], abs=1e-4)

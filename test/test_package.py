@@ -21,7 +21,8 @@ import apusmog_core.cli
 ROOT = Path(__file__).parents[1]
 # extras of setup.py, and fpsample, for which rosdep has no key
 OPTIONAL = {"fpsample", "open3d", "pypatchworkpp", "matplotlib", "h5py", "tensorboard"}
-OPTIONAL |= {"onnx", "onnxruntime", "onnxscript"}
+OPTIONAL |= {"onnx", "onnxruntime", "onnxscript", "shtab"}
+OPTIONAL |= {"lz4"}  # rosbags brings it
 COMMANDS = {"apusmog", "apusmog-upsample-node", "apusmog-replay"}  # on the path of pip's users
 EXECUTABLES = {"upsample_node", "replay_node"}  # of `ros2 run apusmog_ros`
 

@@ -59,10 +59,10 @@ def test_any_other_bad_value_is_refused_too(ros, name, bad):
 def test_parameters_set_together_take_effect_together_or_not_at_all(ros):
     under_test = Harness(ros)
     assert not under_test.set(together=True, ratio=7.0, range__max=1.0).successful
-    assert under_test.get("ratio", "range.max") == [4.0, 60.0]
-    # one after the other the first of these would be refused: 70 is above the maximum of 60
-    assert under_test.set(together=True, range__min=70.0, range__max=90).successful
-    assert under_test.get("range.min", "range.max") == [70.0, 90.0]
+    assert under_test.get("ratio", "range.max") == [4.0, 75.0]
+    # one after the other the first of these would be refused: 80 is above the maximum of 75
+    assert under_test.set(together=True, range__min=80.0, range__max=90).successful
+    assert under_test.get("range.min", "range.max") == [80.0, 90.0]
 
 
 def test_a_parameter_cannot_be_deleted(ros):

@@ -10,6 +10,7 @@ from scipy.spatial import cKDTree
 from apusmog_core.config import PipelineConfig
 from apusmog_core.dense import Dense
 from apusmog_core.pipeline import ScanPipeline, apportion, visible_area
+from apusmog_core.samples import STORED, unpack
 from apusmog_core.settings import with_values
 
 
@@ -217,10 +218,14 @@ def test_new_settings_keep_the_network_and_the_terrain():
 
 
 def test_the_shipped_network_makes_a_scan_dense():
-    dense = ScanPipeline(PipelineConfig(device="cpu")).process(scan(), ratio=2.5)
+    street = unpack(np.load(STORED)["street_vlp16"])
+    pipeline = ScanPipeline(PipelineConfig(device="cpu"))
+    dense = pipeline.process(street["points"], ring=street["ring"], ratio=2.5)
     measured = dense.segments.points[dense.segments.instance > 0]
-    assert len(dense.points) == round(2.5 * len(measured)) and len(measured) > 0
-    assert cKDTree(measured).query(dense.points)[0].max() < 1.0
+    assert len(dense.points) == round(2.5 * len(measured)) and len(measured) > 500
+    away = cKDTree(measured).query(dense.points[dense.generated])[0]
+    gap = np.radians(2.0) * np.linalg.norm(dense.points[dense.generated], axis=1)
+    assert (away < 0.1 + gap).mean() > 0.99  # between two rings of a VLP-16
 
 
 def test_the_network_is_given_the_whole_scan_with_rings_and_heights(monkeypatch):

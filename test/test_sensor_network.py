@@ -208,7 +208,7 @@ def test_machine_code_gives_the_answers_of_the_network(count, changes):
         dict(query_self_attention=True),
         dict(encoder_layers=1),
         dict(covariance="rotation"),
-        dict(width=18, heads=2),
+        dict(width=18),
         dict(decoder_hidden=34),
     ],
 )

@@ -6,8 +6,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import numpy as np
-
 from .arguments import say
 from .progress import progress
 
@@ -63,8 +61,11 @@ def _printed(row: dict[str, float]) -> dict[str, float | int]:
 
 def draw(rows: list[dict[str, float]], out: Path) -> None:
     """A picture of bias and origin of each laser, over the elevation it looks at."""
+    import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+
+    from apusmog_core.files import written_whole
 
     figure = Figure(figsize=(11, 6.5), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
@@ -83,4 +84,5 @@ def draw(rows: list[dict[str, float]], out: Path) -> None:
     bias.legend(frameon=False)
     height.plot(at, [100 * row["height"] for row in rows], ".", color="0.3")
     height.set(xlabel="elevation, degrees", ylabel="origin of the laser, cm")
-    figure.savefig(out)
+    with written_whole(out) as place:
+        figure.savefig(place)
