@@ -61,6 +61,10 @@ def test_the_readme_is_short():
     assert len(TEXT[README].splitlines()) <= 160
 
 
+def test_no_figure_is_missing():
+    assert re.findall(r"RESULTS-\d+", "".join(TEXT.values())) == []
+
+
 def test_the_page_of_parameters_is_up_to_date():
     assert TEXT[parameters.PAGE] == parameters.page(), "run: python -m tools.parameters"
 
