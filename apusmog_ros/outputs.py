@@ -111,7 +111,7 @@ def facts(work: Work) -> dict[str, object]:
         "ring source": segments.ring_source,
     }
     if mounting := getattr(work.pipeline, "mounting", None):  # none while the network loads
-        told["mounting"] = mounting.text
+        told["mounting"] = "; ".join(filter(None, (mounting.text, mounting.warning)))
     if dense:
         told["points out"] = len(dense.points)
         told["ratio"] = f"{dense.effective_ratio:.2f}"

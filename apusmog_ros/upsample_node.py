@@ -213,9 +213,9 @@ class UpsampleNode(Node):
         stamp = header.stamp  # may be anything, also negative, which rclpy's Time refuses
         age = self.get_clock().now().nanoseconds / 1e6 - (stamp.sec * 1e3 + stamp.nanosec / 1e6)
         times = work.dense.timings if work.dense else work.segments.timings
-        self._statistics.count("published")
         self._statistics.sample(**times, publish=_ms_since(started), age=age)
         self._statistics.tell(facts(work))
+        self._statistics.count("published")  # last: a report that counts a scan tells of it
 
 
 def _ms_since(started: float) -> float:

@@ -168,7 +168,14 @@ def test_diagnostics_tell_rates_stages_and_what_is_wrong(ros):
         assert float(values[f"{stage} p50 [ms]"]) <= float(values[f"{stage} p99 [ms]"])
     assert (values["points not finite"], values["points without return"]) == ("5", "3")
     assert (values["instances"], values["network"]) == ("2", "ready")
-    assert {"ratio", "device", "memory [MB]", "ring source", "input reliability"} <= set(values)
+    assert {
+        "ratio",
+        "device",
+        "memory [MB]",
+        "ring source",
+        "input reliability",
+        "mounting",
+    } <= set(values)
     levels = lambda: [(s.level, s.message) for m in status for s in m.status]  # noqa: E731
     silent = lambda: [m for lv, m in levels() if lv == DiagnosticStatus.WARN and "no scan" in m]  # noqa: E731
     assert "more than 1 s" in wait_until(silent, "a warning")[0]
