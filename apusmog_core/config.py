@@ -206,7 +206,12 @@ class ClusterConfig:
     adaptive: float = setting(
         0.01, "added to the tolerance for each metre of range, metres", low=0.0, high=0.1
     )
-    min_points: int = setting(16, "fewest points of an instance", low=1, high=100_000)
+    min_points: int = setting(
+        16,
+        "fewest points of an object; far ones may have fewer where rings are known",
+        low=1,
+        high=100_000,
+    )
     max_points: int = setting(6000, "most points of an instance", low=1, high=10_000_000)
     min_height: float = setting(0.2, "least height, metres", low=0.0, high=50.0)
     max_height: float = setting(6.0, "greatest height, metres", low=0.1, high=100.0)
@@ -323,7 +328,7 @@ class ReplayConfig:
     """How recorded scans are played to a topic."""
 
     path: str = setting("", "a rosbag2, a ROS 1 bag, a KITTI folder or other scans")
-    bag_topic: str = setting("", "topic in the bag; empty: the first with PointCloud2")
+    bag_topic: str = setting("", "topic in the bag; empty: the one with most clouds")
     frame: str = setting("velo_link", "frame of scans whose files do not tell it")
     rate: float = setting(1.0, "speed; 2 is twice as fast as recorded", low=0.01, high=1000.0)
     loop: bool = setting(False, "start again at the end")

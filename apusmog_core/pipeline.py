@@ -23,8 +23,8 @@ ENOUGH_TO_LEARN = 200  # new points, or the overhead of the call hides their cos
 FORGET = 0.2  # weight of the newest scan in the estimate of time a point
 # what to change where no object was found
 TO_FIND_OBJECTS = (
-    "try --set cluster.min_points=8 (sparse sensors), ground.sensor_height=METRES (where its "
-    "estimate is wrong), range.max=100 or ground.method=none (no ground in sight)"
+    "try --set ground.sensor_height=METRES (where its estimate is wrong), range.max=100 or "
+    "ground.method=none (no ground in sight)"
 )
 
 
@@ -165,19 +165,19 @@ class ScanPipeline:
         clouds = [segments.points[index] for index in rows]
         sizes = np.array([len(cloud) for cloud in clouds], np.int64)
 
-        # 4. how many points each instance gets, within the budgets
+        # 1. how many points each instance gets, within the budgets
         with timed(timings, "ratios"):
             wanted = self._ratios(clouds, sizes, ratio) * sizes
             wanted, served, limited = self._within_budgets(clouds, sizes, wanted)
             counts = sizes.copy()  # the rest passes through
             counts[served] = apportion(wanted[served])
 
-        # 5. the network; measured points come first
+        # 2. the network; measured points come first
         with timed(timings, "upsample"):
             dense = self._upsample(segments, served, counts)
         self._learn_pace(timings["upsample"], self._new(counts, sizes)[served].sum())
 
-        # 6. where the points come from, and which are sure enough
+        # 3. where the points come from, and which are sure enough
         kept = np.where(served & (counts >= sizes) & (not self.config.keep_measured), 0, sizes)
         generated = [np.arange(count) >= keep for count, keep in zip(counts, kept, strict=True)]
         generated = np.concatenate(generated) if len(clouds) else np.zeros(0, bool)

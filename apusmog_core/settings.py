@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting, as frozen dataclasses: YAML, ROS parameters and command line are views of it."""
+"""What a setting is: how it is declared, checked, named and read from YAML."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 LONGEST_FILE = 100_000  # bytes of settings: more is another kind of file
+MOST_BRACKETS = 1000  # deep nesting takes YAML time that grows with its square
 SHORT = reprlib.Repr()  # values in messages
 SHORT.maxstring = SHORT.maxother = 100
 
@@ -172,6 +173,8 @@ def parse_yaml(text: str) -> Any:
     """The plain values of a YAML text without aliases, which could stand for any number of them."""
     import yaml
 
+    if text.count("[") + text.count("{") > MOST_BRACKETS:
+        raise ValueError(f"not readable as YAML (more than {MOST_BRACKETS} brackets)")
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
             raise ValueError("YAML aliases (*name) are not read; write the values out")

@@ -51,8 +51,8 @@ class PointTransformerLayer(nn.Module):
     ) -> Tensor:
         """x (B, K, C) attends to a projected memory at neighbours (B, K, k) -> (B, K, D).
 
-        offsets (B, K, k, 3) are the positions p_j - p_i that the position code sees. Without a
-        memory the neighbours are known by position alone.
+        offsets (B, K, k, 3) are the positions p_j - p_i that the position code sees, the paper's
+        with the sign reversed. Without a memory the neighbours are known by position alone.
         """
         delta = self.eta(offsets)  # (B, K, k, D)
         if memory is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which points are ground: by the terrain where the sensor's rings are known; otherwise Patchwork++
+"""Which points are ground: by terrain.py where the sensor's rings are known; otherwise Patchwork++
 where installed, else a grid of lowest points."""
 
 from __future__ import annotations
