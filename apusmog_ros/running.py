@@ -46,14 +46,15 @@ def start(module: str) -> None:
 
 def run(make_node: Callable, args: list[str] | None = None) -> int:
     """Run a node until its future `done` is, or until Ctrl-C; the exit code."""
-    node, interrupted = None, False
+    node, interrupted, being_made = None, False, False
 
     def interrupt(*_) -> None:
         """Ends what is being done, however long it takes; ROS would only take note."""
         nonlocal interrupted
         if not interrupted:  # `ros2 launch` passes Ctrl-C on to who has heard it already
             interrupted = True
-            raise KeyboardInterrupt
+            if not being_made:  # half a node could not be destroyed, and would leave shared memory
+                raise KeyboardInterrupt
 
     for number in SIGNALS:
         signal.signal(number, interrupt)
@@ -70,7 +71,11 @@ def run(make_node: Callable, args: list[str] | None = None) -> int:
         profile = transport.choose_transport()
         transport.clean_up()
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+        being_made = True
         node = make_node()
+        being_made = False
+        if interrupted:
+            raise KeyboardInterrupt
         if profile and "fastrtps" in rclpy.get_rmw_implementation_identifier():
             node.get_logger().debug(f"Fast DDS is set up by {transport.PROFILE}")
             for complaint in transport.complaints():
