@@ -118,6 +118,8 @@ def test_of_a_burst_the_newest_is_answered_and_the_rest_counted(ros):
     for number in range(50):
         under_test.publisher.publish(scan(street(3), number))
     wait_until(lambda: dense and dense[-1].header.stamp.sec == 149, "the answer to the newest")
+    done = lambda: sum(under_test.counts().get(n, 0) for n in ("published", "dropped"))  # noqa: E731
+    wait_until(lambda: done() == 50, "the count, which follows the message")
     counts = under_test.counts()
     assert counts["received"] == 50
     assert counts["published"] + counts["dropped"] == 50 and counts["dropped"] > 0
