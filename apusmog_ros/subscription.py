@@ -62,10 +62,6 @@ class Input:
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         node.create_timer(LOOK, self._look, clock=steady)
 
-    @property
-    def is_idle(self) -> bool:
-        return self._subscription is None
-
     def _subscribe(self):
         kinds = (QoSPolicyKind.HISTORY, QoSPolicyKind.DEPTH, QoSPolicyKind.DURABILITY)
         return self._node.create_subscription(

@@ -53,12 +53,12 @@ class RayUpsampler:
     @staticmethod
     def _levels(graph: ObjectGraph, ratios: np.ndarray, spread: str) -> np.ndarray:
         """How many times denser in columns and rings (objects, 2) the lattice of each object is."""
-        cloud = np.repeat(np.arange(len(graph.sizes)), graph.sizes)
-        step = np.bincount(cloud, graph.steps[:, 0]) / graph.sizes
         if spread == "rings":  # one denser sensor for the whole scan
             rings = max(2, round(float(ratios @ graph.sizes / graph.sizes.sum())))
             columns = np.maximum(1, np.ceil(ratios / rings - 1e-9))
             return np.stack((columns, np.full(len(ratios), rings)), axis=1).astype(np.int64)
+        cloud = np.repeat(np.arange(len(graph.sizes)), graph.sizes)
+        step = np.bincount(cloud, graph.steps[:, 0]) / graph.sizes
         pairs = zip(step, ratios, strict=True)
         return np.array([lattice_shape(graph.column, s, r) for s, r in pairs])
 
