@@ -1,30 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an upsampler gives for one cloud."""
+"""What an upsampler gives: points, where they come from, and how sure it is of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Points, and how sure the network is that each lies on the object."""
+    """The points of one cloud, or of several one after the other."""
 
     points: np.ndarray  # (m, 3)
-    confidence: np.ndarray  # (m,) float32, 1 for measured points
+    confidence: np.ndarray  # (m,) float32, that it lies on the object; 1 for measured points
+    source: np.ndarray  # (m,) int64, row of the input that it is, or is near to
+    generated: np.ndarray  # (m,) bool
 
     @classmethod
-    def measured(cls, points: np.ndarray) -> Dense:
-        return cls(points, np.ones(len(points), np.float32))
+    def measured(cls, points: np.ndarray, rows: np.ndarray) -> Dense:
+        """Rows (m,) of the input's points (n, 3)."""
+        ones, made = np.ones(len(rows), np.float32), np.zeros(len(rows), bool)
+        return cls(points.take(rows, axis=0), ones, rows, made)
+
+    @classmethod
+    def new(cls, points: np.ndarray, confidence: np.ndarray, source: np.ndarray) -> Dense:
+        """Points (m, 3) that were not measured."""
+        return cls(points, confidence, source, np.ones(len(points), bool))
 
     @classmethod
     def concatenate(cls, parts: Sequence[Dense]) -> Dense:
-        if not parts:
-            return cls.measured(np.zeros((0, 3), np.float32))
-        return cls(
-            np.concatenate([part.points for part in parts]),
-            np.concatenate([part.confidence for part in parts]),
-        )
+        """All of at least one part."""
+        if len(parts) == 1:
+            return parts[0]
+        names = (field.name for field in fields(cls))
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def take(self, rows: np.ndarray) -> Dense:
+        """Some of the points, or all in another order."""
+        return Dense(*(getattr(self, field.name).take(rows, axis=0) for field in fields(self)))
+
+    def split(self, counts: Sequence[int]) -> list[Dense]:
+        """Runs of counts[i] points."""
+        edges = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        runs = [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        return [Dense(*(getattr(self, field.name)[run] for field in fields(self))) for run in runs]

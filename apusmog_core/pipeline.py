@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .compute import even_parts, in_threads
 from .config import PipelineConfig
 from .dense import Dense
 from .segment import Mounting, Segmenter, rows_by_label, timed
 from .sensor.calibrate import Calibration
-from .sensor.neighbours import find_returns, nearest_seen
+from .sensor.neighbours import find_returns
 from .sensor.view import ObjectScan
 
 SENSOR = (0.0, 0.0, 0.0)  # scans are in the sensor's frame
@@ -162,64 +161,64 @@ class ScanPipeline:
         ratio = self.config.ratio if ratio is None else _checked(ratio)
         timings = dict(segments.timings)
         rows = segments.instances()
-        clouds = [segments.points[index] for index in rows]
-        sizes = np.array([len(cloud) for cloud in clouds], np.int64)
+        sizes = np.array([len(mine) for mine in rows], np.int64)
 
         # 1. how many points each instance gets, within the budgets
         with timed(timings, "ratios"):
-            wanted = self._ratios(clouds, sizes, ratio) * sizes
-            wanted, served, limited = self._within_budgets(clouds, sizes, wanted)
+            wanted = self._ratios(segments, rows, sizes, ratio) * sizes
+            wanted, served, limited = self._within_budgets(segments, rows, sizes, wanted)
             counts = sizes.copy()  # the rest passes through
             counts[served] = apportion(wanted[served])
 
         # 2. the network; measured points come first
         with timed(timings, "upsample"):
-            dense = self._upsample(segments, served, counts)
+            dense = self._upsample(segments, rows, served, counts)
         self._learn_pace(timings["upsample"], self._new(counts, sizes)[served].sum())
 
-        # 3. where the points come from, and which are sure enough
-        kept = np.where(served & (counts >= sizes) & (not self.config.keep_measured), 0, sizes)
-        generated = [np.arange(count) >= keep for count, keep in zip(counts, kept, strict=True)]
-        generated = np.concatenate(generated) if len(clouds) else np.zeros(0, bool)
-        whole = Dense.concatenate(dense)
-        points = whole.points.astype(np.float32, copy=False)
-        instance = np.repeat(np.arange(1, len(clouds) + 1, dtype=np.uint32), counts)
-        with timed(timings, "source"):
-            threads = getattr(self.upsampler, "threads", 1)
-            source = _source(segments, points, generated, rows, counts, threads)
-        columns = (
-            points,
-            segments.intensity[source],
-            instance,
-            generated,
-            whole.confidence,
-            source,
-        )
+        # 3. which are sure enough
+        instance = np.repeat(np.arange(1, len(rows) + 1, dtype=np.uint32), counts)
         if self.config.min_confidence:
-            sure = ~generated | (whole.confidence >= self.config.min_confidence)
-            columns = (column[sure] for column in columns)
+            sure = ~dense.generated | (dense.confidence >= self.config.min_confidence)
+            dense, instance = dense.take(np.flatnonzero(sure)), instance[sure]
         timings["total"] = sum(timings.values())
-        return DenseScan(*columns, segments, ratio, limited, timings)
+        return DenseScan(
+            dense.points.astype(np.float32, copy=False),
+            segments.intensity.take(dense.source),
+            instance,
+            dense.generated,
+            dense.confidence,
+            dense.source,
+            segments,
+            ratio,
+            limited,
+            timings,
+        )
 
-    def _upsample(self, segments: Segments, served: np.ndarray, counts: np.ndarray) -> list[Dense]:
+    def _upsample(
+        self, segments: Segments, rows: list[np.ndarray], served: np.ndarray, counts: np.ndarray
+    ) -> Dense:
         """All instances (k,), those served with as many points as counted."""
-        dense = [Dense.measured(segments.points[rows]) for rows in segments.instances()]
-        chosen = np.flatnonzero(served)
-        number = np.zeros(len(dense) + 1, np.int64)
-        number[chosen + 1] = np.arange(1, len(chosen) + 1)
-        labels = number[segments.instance]
         bias = self.calibration.of_points(segments.ring) if self.config.calibrate else None
-        scan = ObjectScan(segments.points, labels, segments.ring, segments.height, bias=bias)
-        options = (counts[chosen].tolist(), self.config.keep_measured, self.config.spread)
-        for i, result in zip(chosen, self.upsampler.upsample_scan(scan, *options), strict=True):
-            dense[i] = result
-        return dense
+        where = (segments.points, segments.instance, segments.ring, segments.height)
+        scan, chosen = ObjectScan(*where, bias=bias), np.flatnonzero(served)
+        if len(chosen) < len(rows):
+            scan = scan.only(chosen + 1)
+        options = (self.config.keep_measured, self.config.spread)
+        dense = self.upsampler.upsample_scan(scan, counts[chosen], *options)
+        if len(chosen) == len(rows):
+            return dense
+        rest = np.concatenate([mine for mine, here in zip(rows, served, strict=True) if not here])
+        owner = np.repeat(chosen, counts[chosen]), segments.instance[rest].astype(np.int64) - 1
+        together = Dense.concatenate((dense, Dense.measured(segments.points, rest)))
+        return together.take(np.argsort(np.concatenate(owner), kind="stable"))
 
-    def _ratios(self, clouds: list[np.ndarray], sizes: np.ndarray, ratio: float) -> np.ndarray:
+    def _ratios(
+        self, segments: Segments, rows: list[np.ndarray], sizes: np.ndarray, ratio: float
+    ) -> np.ndarray:
         """Ratio of each instance: constant, or up to a density, so that far objects gain most."""
         if self.config.density == 0.0:
             return np.full(len(sizes), ratio)
-        area = np.array([visible_area(cloud) for cloud in clouds])
+        area = np.array([visible_area(segments.points[mine]) for mine in rows])
         return np.clip(self.config.density * area / np.maximum(sizes, 1), min(1.0, ratio), ratio)
 
     def _new(self, counts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -229,7 +228,7 @@ class ScanPipeline:
         return np.where(counts >= sizes, counts, 0)  # fewer: a choice of the measured ones
 
     def _within_budgets(
-        self, clouds: list[np.ndarray], sizes: np.ndarray, wanted: np.ndarray
+        self, segments: Segments, rows: list[np.ndarray], sizes: np.ndarray, wanted: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, str]:
         """Points of each instance (k,), which of them the budgets allow, and which was bound.
 
@@ -256,7 +255,7 @@ class ScanPipeline:
         if self.config.time_budget_ms and len(sizes):
             cost = self._new(counts, sizes)
             cost[order[0]] = 0  # one is always served, or a slow moment would never be forgotten
-            limit("time_budget_ms", cost, self._room(clouds[order[0]]))
+            limit("time_budget_ms", cost, self._room(segments.points[rows[order[0]]]))
         return wanted, served, "; ".join(bound)
 
     def _room(self, cloud: np.ndarray) -> float:
@@ -270,7 +269,7 @@ class ScanPipeline:
 
     def _milliseconds(self, cloud: np.ndarray, ratio: int) -> float:
         start = time.perf_counter()
-        self.upsampler.upsample_to([cloud], [ratio * len(cloud)], True, SENSOR)
+        self.upsampler.upsample(cloud, ratio, True, SENSOR)
         return 1e3 * (time.perf_counter() - start)
 
     def _learn_pace(self, ms: float, new_points: int) -> None:
@@ -294,34 +293,6 @@ def visible_area(points: np.ndarray) -> float:
     width = np.ptp(points[:, 1] * ray[0] - points[:, 0] * ray[1])
     height = np.ptp(points[:, 2])
     return max(float(width), SMALLEST_SIDE) * max(float(height), SMALLEST_SIDE)
-
-
-def _source(segments: Segments, points, generated, rows, counts, threads) -> np.ndarray:
-    """Row of `segments` (m,) that a measured point is, or the one nearest to a new point."""
-    source = np.zeros(len(points), np.int64)
-    # instances whose measured points are all there, and come first
-    firsts = np.cumsum(counts) - counts
-    whole = [
-        c >= len(r) > 0 and not generated[f] for c, r, f in zip(counts, rows, firsts, strict=True)
-    ]
-    known = ~generated & np.repeat(np.array(whole, bool), counts)
-    if known.any():
-        own = [index for index, all_kept in zip(rows, whole, strict=True) if all_kept]
-        source[known] = np.concatenate(own)
-    new = np.flatnonzero(~known)
-    source[new] = _nearest_measured(segments, points[new], threads)
-    return source
-
-
-def _nearest_measured(segments: Segments, points: np.ndarray, threads: int) -> np.ndarray:
-    """Row of `segments` (m,) of the measured instance point nearest to each point."""
-    measured = np.flatnonzero(segments.instance)
-    if len(points) == 0:
-        return np.zeros(0, np.int64)
-    known, asked = segments.points[measured], points.astype(np.float32, copy=False)
-    parts = even_parts(np.ones(len(asked)), threads)
-    nearest = in_threads(lambda rows: nearest_seen(known, asked[rows]), parts)
-    return measured[np.concatenate(nearest)]
 
 
 def _returns(points: np.ndarray, intensity: np.ndarray | None, ring: np.ndarray | None) -> dict:

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from .sensor.view import ObjectScan
 from .surface.grow import SurfaceUpsampler
 from .weights import load_network
 
-Grow = Callable[["RayUpsampler | SurfaceUpsampler", list[int]], list[Dense]]
+Grow = Callable[["RayUpsampler | SurfaceUpsampler", np.ndarray], Dense]
 
 BYTES_PER_POINT = {"sensor": 300, "canonical": 4000}  # of output, at the peak, with some reserve
 EXACT_IN_FLOAT32 = 8192.0  # metres: beyond, float32 loses the millimetre
@@ -62,10 +61,6 @@ class Upsampler:
     @property
     def device(self) -> torch.device:
         return self.way.device
-
-    @property
-    def threads(self) -> int:
-        return getattr(self.way, "threads", 1)
 
     @classmethod
     def load(
@@ -111,93 +106,64 @@ class Upsampler:
         origin = self._checked_origin(origin)
         for cloud in clouds:
             check_outliers(cloud) if origin is None else check_reach(cloud, origin)
-        return [dense.points for dense in self.upsample_to(clouds, counts, keep_measured, origin)]
-
-    def upsample_to(
-        self,
-        clouds: Sequence[np.ndarray],
-        counts: Sequence[int],
-        keep_measured: bool = False,
-        origin: Sequence[float] | None = None,
-    ) -> list[Dense]:
-        """Exactly counts[i] points for cloud i, each with the confidence of the network."""
-        clouds = [check_cloud(c) for c in clouds]
-        origin = self._checked_origin(origin)
-        if origin is None:
-            dense = self._upsample_surfaces(clouds, counts, keep_measured)
-        else:
-            scan = ObjectScan.of_clouds(clouds, origin)
-            dense = self.upsample_scan(scan, counts, keep_measured)
-            dense = [replace(d, points=d.points + origin) for d in dense]
-            for d, cloud in zip(dense, clouds, strict=True):
-                if keep_measured and len(d.points) >= len(cloud):
-                    d.points[: len(cloud)] = cloud  # bit by bit
-        return [
-            replace(d, points=_as_stored(d.points, c)) for d, c in zip(dense, clouds, strict=True)
-        ]
+        if not clouds:
+            return []
+        origin = np.zeros(3) if origin is None else origin
+        dense = self.upsample_scan(ObjectScan.of_clouds(clouds, origin), counts, keep_measured)
+        points, measured = dense.points + origin, ~dense.generated
+        points[measured] = np.concatenate(clouds)[dense.source[measured]]  # bit by bit
+        parts = np.split(points, np.cumsum(counts)[:-1])
+        return [_as_stored(part, cloud) for part, cloud in zip(parts, clouds, strict=True)]
 
     def upsample_scan(
         self,
         scan: ObjectScan,
-        counts: Sequence[int],
+        counts: Sequence[int] | np.ndarray,
         keep_measured: bool = True,
         spread: str = "rings",
-    ) -> list[Dense]:
-        """Exactly counts[i] points for object i + 1 of a scan; what surrounds it helps."""
-        clouds = [scan.points[rows] for rows in rows_by_label(scan.instance)[1:]]
-        if self.config.domain != "sensor":
-            return self._upsample_surfaces(clouds, counts, keep_measured)
+    ) -> Dense:
+        """Exactly counts[i] points for object i + 1 of a scan, one object after the other.
 
-        def grow(way: RayUpsampler, objects: list[int]) -> list[Dense]:
-            number = np.zeros(len(clouds) + 1, np.int64)
-            number[np.array(objects) + 1] = np.arange(1, len(objects) + 1)
-            some = replace(scan, instance=number[scan.instance])
-            wanted = np.array([counts[i] for i in objects])
-            new = way.grow(some, wanted, keep_measured, self.seed, spread)
-            if not keep_measured:
-                return new
-            pairs = zip(objects, new, strict=True)
-            return [Dense.concatenate((Dense.measured(clouds[i]), dense)) for i, dense in pairs]
+        Measured points come first. What surrounds an object helps, where the network sees it.
+        """
+        counts = np.asarray(counts, np.int64)
+        check_memory(int(counts.sum()), BYTES_PER_POINT[self.config.domain])
+        rows = rows_by_label(scan.instance)[1:]
+        sizes = np.array([len(mine) for mine in rows], np.int64)
+        grows = counts > sizes if keep_measured else counts >= sizes
+        new = np.where(grows, counts - keep_measured * sizes, 0)
 
-        return self._upsample(clouds, counts, keep_measured, grow)
+        def grow(way: RayUpsampler | SurfaceUpsampler, objects: np.ndarray) -> Dense:
+            some = scan if len(objects) == len(new) else scan.only(objects + 1)
+            return way.grow(some, new[objects], keep_measured, self.seed, spread)
 
-    def _upsample_surfaces(self, clouds, counts, keep_measured) -> list[Dense]:
-        def grow(way: SurfaceUpsampler, chosen: list[int]) -> list[Dense]:
-            return [way.grow(clouds[i], counts[i], keep_measured, self.seed) for i in chosen]
-
-        return self._upsample(clouds, counts, keep_measured, grow)
-
-    def _upsample(self, clouds, counts, keep_measured, grow: Grow) -> list[Dense]:
-        """Fewer points than there are by choice, more by growing."""
-        check_memory(sum(counts), BYTES_PER_POINT[self.config.domain])
-        results: list[Dense | None] = [None] * len(clouds)
-        more = []
-        for i, (cloud, count) in enumerate(zip(clouds, counts, strict=True)):
-            if count <= len(cloud) and (keep_measured or count < len(cloud)):
-                fewer = np.sort(farthest(cloud - cloud.mean(axis=0), count))
-                results[i] = Dense.measured(cloud[fewer])
-            else:
-                more.append(i)
-        for i, dense in zip(more, self._within_memory(grow, more), strict=True):
-            results[i] = dense
-        if not all(np.isfinite(result.points).all() for result in results):
+        pairs = zip(rows, counts - new, strict=True)
+        kept = [
+            mine if count == len(mine) else mine[_fewer(scan.points[mine], count)]
+            for mine, count in pairs
+        ]
+        parts = [Dense.measured(scan.points, np.concatenate([*kept, np.zeros(0, np.int64)]))]
+        owner = [scan.instance[parts[0].source]]
+        if grows.any():
+            parts.append(self._within_memory(grow, np.flatnonzero(grows)))
+            owner.append(np.repeat(np.arange(1, len(new) + 1), new))
+        dense = Dense.concatenate(parts)
+        if not np.isfinite(dense.points).all():
             raise ValueError("the network made points that are not finite: are the weights sound?")
-        return results
+        return dense.take(np.argsort(np.concatenate(owner), kind="stable"))
 
-    def _within_memory(self, grow: Grow, chosen: list[int]) -> list[Dense]:
-        """Half of the clouds at a time where the GPU is full; one that does not fit, on the CPU."""
-        if not chosen:
-            return []
+    def _within_memory(self, grow: Grow, objects: np.ndarray) -> Dense:
+        """Half of the objects at a time where the GPU is full; one that does not fit, on a CPU."""
         with suppress(torch.cuda.OutOfMemoryError):
-            return grow(self.way, chosen)
+            return grow(self.way, objects)
         torch.cuda.empty_cache()  # here, where no traceback keeps the failed batch alive
-        half = len(chosen) // 2
+        half = len(objects) // 2
         if half:
             warnings.warn("CUDA out of memory: the batch is halved", stacklevel=2)
-            first = self._within_memory(grow, chosen[:half])
-            return first + self._within_memory(grow, chosen[half:])
+            parts = (objects[:half], objects[half:])
+            return Dense.concatenate([self._within_memory(grow, part) for part in parts])
         warnings.warn("CUDA out of memory: one cloud is upsampled on the CPU", stacklevel=2)
-        return grow(self._on_cpu(), chosen)
+        return grow(self._on_cpu(), objects)
 
     def _on_cpu(self) -> RayUpsampler | SurfaceUpsampler:
         """A copy there; the one on the GPU stays for the others."""
@@ -218,6 +184,11 @@ class Upsampler:
 
 
 # --- checks --------------------------------------------------------------------------------------
+
+
+def _fewer(cloud: np.ndarray, count: int) -> np.ndarray:
+    """Which `count` points of a cloud to keep, in their order: far from each other."""
+    return np.sort(farthest(cloud - cloud.mean(axis=0), count))
 
 
 def output_count(points: int, ratio: float) -> int:

@@ -106,7 +106,7 @@ def test_measured_points_stay_bit_by_bit_and_new_ones_are_corrected():
     mine = points[instance == 1]
     up = Upsampler(weights.build_network(PRESETS["lidar"]))
     plain, corrected = (
-        up.upsample_scan(ObjectScan(points, instance, ring, bias=bias), [2 * len(mine)])[0].points
+        up.upsample_scan(ObjectScan(points, instance, ring, bias=bias), [2 * len(mine)]).points
         for bias in (None, np.full(len(points), 0.5))
     )
     for dense in (plain, corrected):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from apusmog_core.sensor.neighbours import nearest_rays, nearest_seen
+from apusmog_core.sensor.neighbours import nearest_rays
 
 
 def all_nearest(rays: np.ndarray, sizes: np.ndarray, k: int = 9) -> np.ndarray:
@@ -41,19 +41,3 @@ def test_crowds_and_copies_of_rays_take_no_longer_than_others():
         all_nearest(rays, count)
         seconds.append(time.perf_counter() - start)
     assert max(seconds) < 10 * seconds[0]
-
-
-def test_the_nearest_point_around_the_sensor_is_that_of_a_tree_wherever_it_lies():
-    rng = np.random.default_rng(0)
-    points = rng.normal(size=(2000, 3)) * (30, 30, 3)
-    asked = np.concatenate(
-        (
-            points + rng.normal(size=points.shape) * 0.1,  # near
-            rng.normal(size=(200, 3)) * 200,  # far from any
-            [(0, 0, 0), (0, 0, 50), (0, 0, -50), (-20, 1e-7, 0), (-20, -1e-7, 0)],  # poles, seam
-        )
-    )
-    for cloud in (points, points[:1], points + (100, 0, 0)):
-        cloud, queries = cloud.astype(np.float32), asked.astype(np.float32)
-        found = np.linalg.norm(cloud[nearest_seen(cloud, queries)] - queries, axis=1)
-        assert np.allclose(found, cKDTree(cloud).query(queries)[0], rtol=1e-5)

@@ -135,7 +135,7 @@ def test_output_that_is_not_finite_is_counted_as_failed_and_never_published(ros,
 
     def broken(*args):
         results = grow(*args)
-        results[0].points[-1] = np.nan
+        results.points[-1] = np.nan
         return results
 
     monkeypatch.setattr(upsampler, "upsample_scan", broken)

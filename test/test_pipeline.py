@@ -11,6 +11,7 @@ from apusmog_core.config import PipelineConfig
 from apusmog_core.dense import Dense
 from apusmog_core.pipeline import ScanPipeline, apportion, visible_area
 from apusmog_core.samples import STORED, unpack
+from apusmog_core.sensor.view import ObjectScan
 from apusmog_core.settings import with_values
 
 
@@ -21,23 +22,27 @@ class Interpolator:
     seed = 0
     pause = 0.0  # seconds for each new point
 
-    def upsample_to(self, clouds, counts, keep_measured=False, origin=None):
-        self.sizes = [len(cloud) for cloud in clouds]
-        pairs = zip(clouds, counts, strict=True)
-        return [Dense.measured(self._one(c, n, keep_measured)) for c, n in pairs]
+    def upsample(self, cloud, ratio, keep_measured=False, origin=None):
+        scan = ObjectScan(cloud, np.ones(len(cloud), int))
+        return self.upsample_scan(scan, [round(ratio * len(cloud))], keep_measured).points
 
     def upsample_scan(self, scan, counts, keep_measured=True, spread="rings"):
-        clouds = [scan.points[scan.instance == number + 1] for number in range(len(counts))]
-        return self.upsample_to(clouds, counts, keep_measured)
+        rows = [np.flatnonzero(scan.instance == number + 1) for number in range(len(counts))]
+        self.sizes = [len(mine) for mine in rows]
+        pairs = zip(rows, counts, strict=True)
+        return Dense.concatenate([self._one(scan.points, r, n, keep_measured) for r, n in pairs])
 
-    def _one(self, cloud, count, keep_measured):
-        if count < len(cloud):
-            return cloud[:count]
+    def _one(self, points, rows, count, keep_measured):
+        if count < len(rows):
+            return Dense.measured(points, rows[:count])
         rng = np.random.default_rng(self.seed)
-        new = count - len(cloud) if keep_measured else count
-        first, second = cloud[rng.integers(0, len(cloud), (2, new))]
+        new = count - len(rows) if keep_measured else count
+        first, second = rows[rng.integers(0, len(rows), (2, new))]
         time.sleep(self.pause * new)
-        return np.concatenate([cloud[: count - new], 0.7 * first + 0.3 * second])
+        between = 0.7 * points[first] + 0.3 * points[second]
+        nearest = rows[cKDTree(points[rows]).query(between)[1]]
+        made = Dense.new(between, np.ones(new, np.float32), nearest)
+        return Dense.concatenate([Dense.measured(points, rows[: count - new]), made])
 
 
 def thing(x, y, points, side=1.0, seed=0):
@@ -250,8 +255,7 @@ def test_unsure_points_are_left_out_where_asked_for_and_measured_ones_never():
 
     def doubtful(*scan):
         found = upsample(*scan)
-        for dense in found:
-            dense.confidence[::2] = 0.4
+        found.confidence[::2] = 0.4
         return found
 
     made.upsampler.upsample_scan = doubtful

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +17,6 @@ pytest.importorskip("rclpy", reason="ROS 2 (rclpy) is not installed")
 from conftest import wait_until  # noqa: E402
 from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
 from harness import RELIABLE, scan, street  # noqa: E402
-from rcl_interfaces.msg import Log  # noqa: E402
 from rcl_interfaces.srv import GetParameters  # noqa: E402
 from sensor_msgs.msg import PointCloud2  # noqa: E402
 
@@ -169,11 +169,14 @@ def test_the_node_answers_before_its_network_is_ready(ros, process, monkeypatch,
 
 def test_nothing_of_a_library_is_on_standard_output(ros):
     command = [sys.executable, "-m", "apusmog_ros.running", "upsample_node"]
-    log = ros.listen(Log, "/rosout")
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
-        wait_until(lambda: any("upsampling with" in m.msg for m in log), "the network", 120)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as child:
+        deadline = threading.Timer(120, child.kill)
+        deadline.start()
+        assert any("upsampling with" in line for line in child.stderr)
         child.send_signal(signal.SIGINT)
-        assert child.communicate(timeout=20)[0] == b""
+        assert child.communicate(timeout=20)[0] == ""
+        deadline.cancel()
 
 
 @pytest.mark.parametrize("wrong", START)

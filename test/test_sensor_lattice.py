@@ -120,9 +120,10 @@ def test_counts_are_exact_at_any_ratio_for_large_and_tiny_objects(up, ratio, spr
     counts = np.round(ratio * sizes).astype(int)
     for keep in (True, False):
         dense = up.upsample_scan(scan, counts, keep_measured=keep, spread=spread)
-        assert [len(d.points) for d in dense] == counts.tolist()
-        assert all(np.isfinite(d.points).all() for d in dense)
-        assert all(((d.confidence >= 0) & (d.confidence <= 1)).all() for d in dense)
+        assert (scan.instance[dense.source] == np.repeat((1, 2, 3), counts)).all()
+        assert np.count_nonzero(~dense.generated) == (sizes.sum() if keep else 0)
+        assert np.isfinite(dense.points).all()
+        assert ((dense.confidence >= 0) & (dense.confidence <= 1)).all()
 
 
 @pytest.mark.parametrize("case", ["duplicates", "one ray", "one ring", "huge"])
@@ -137,7 +138,7 @@ def test_counts_are_exact_where_rings_and_columns_mean_little(up, case):
     for ring in (None, np.zeros(len(points), int)):
         scan = ObjectScan(points, np.ones(len(points), np.int64), ring)
         for ratio in (1.2, 3.7):
-            (dense,) = up.upsample_scan(scan, [round(ratio * len(points))])
+            dense = up.upsample_scan(scan, [round(ratio * len(points))])
             assert len(dense.points) == round(ratio * len(points))
             assert np.isfinite(dense.points).all()
 
@@ -145,7 +146,7 @@ def test_counts_are_exact_where_rings_and_columns_mean_little(up, case):
 def test_surroundings_and_other_objects_keep_their_points(up):
     """Only what is asked for grows; the measured points of each come first, in their order."""
     scan = grid_scan(bumpy(), np.repeat([[0, 1, 2]], 10, axis=1).repeat(6, axis=0))
-    one, two = up.upsample_scan(scan, [60, 150])
+    one, two = up.upsample_scan(scan, [60, 150]).split([60, 150])
     assert (one.points == scan.points[scan.instance == 1]).all() and (one.confidence == 1).all()
     assert (two.points[:60] == scan.points[scan.instance == 2]).all()
     step = np.linalg.norm(two.points[60:, None] - scan.points[scan.instance == 2], axis=2).min(

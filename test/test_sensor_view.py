@@ -128,12 +128,12 @@ def test_the_way_up_to_the_partner_ends_at_the_partner():
     graph = look_around(scan)
     n = neighbour(1, 0)
     anchors = np.flatnonzero(~graph.ends[:, 0])
-    rays = np.stack((graph.aside[anchors], np.ones(len(anchors))), axis=1)[:, None]
-    ends = ray_points(graph, anchors, rays, graph.offsets[anchors, n, 2:])
+    rays = np.stack((graph.aside[anchors], np.ones(len(anchors))), axis=1)
+    ends = ray_points(graph, anchors, rays, graph.offsets[anchors, n, 2])
     partner = scan.points[graph.rows[graph.neighbours[anchors, n]]]
     assert np.abs(graph.aside[anchors]) == pytest.approx(0.3, abs=1e-3)
     assert ends == pytest.approx(partner, abs=1e-3)
-    here = ray_points(graph, anchors, 0 * rays, np.zeros((len(anchors), 1)))
+    here = ray_points(graph, anchors, 0 * rays, np.zeros(len(anchors)))
     assert here == pytest.approx(scan.points[graph.rows[anchors]], abs=1e-9)
 
 

@@ -233,12 +233,17 @@ def wall_truth():
     return scans.Truth(scene, sensor, (0.0, 0.0, 0.0), np.array([1]), -sensor.height, view), graph
 
 
+def ends_of_rays(graph, rays, depth):
+    anchors = np.repeat(np.arange(len(rays)), rays.shape[1])
+    return ray_points(graph, anchors, rays.reshape(-1, 2), depth.ravel())
+
+
 def test_probes_say_whether_and_where_their_rays_meet_the_true_object(wall_truth):
     """Each ray is followed to the plane of the wall by hand, from its angles alone."""
     truth, graph = wall_truth
     count = len(graph.rows)
     sample = scans._sample(truth, graph, slice(0, count), np.random.default_rng(0))
-    ahead = ray_points(graph, np.arange(count), sample.probes[..., :2], 0 * sample.probes[..., 2])
+    ahead = ends_of_rays(graph, sample.probes[..., :2], 0 * sample.probes[..., 2])
     met = ahead * (10 / ahead[:, :1])
     height = met[:, 2] + truth.sensor.height
     inside = (np.abs(met[:, 1]) < 1) & (height > 0) & (height < 1.2)
@@ -246,7 +251,7 @@ def test_probes_say_whether_and_where_their_rays_meet_the_true_object(wall_truth
     clear = np.abs(edges).min(axis=0) > 0.005
     hit = sample.hit.ravel()
     assert (hit == inside)[clear].all() and 0.02 < 1 - hit.mean() < 0.5
-    ends = ray_points(graph, np.arange(count), sample.probes[..., :2], sample.probes[..., 2])
+    ends = ends_of_rays(graph, sample.probes[..., :2], sample.probes[..., 2])
     assert np.abs(ends[hit, 0] - 10).max() < 0.01
     assert (sample.probes[..., 2][~sample.hit] == 0).all()
 

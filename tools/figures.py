@@ -86,7 +86,7 @@ def before_after(up: Upsampler, out: Path, seed: int = 0) -> Path:
         seen = [see(kind, distance, seed) for distance in RANGES]
         for row, distance in enumerate(RANGES):
             count = round(RATIO * len(seen[row].points))
-            (dense,) = up.upsample_scan(seen[row].scan, [count])
+            dense = up.upsample_scan(seen[row].scan, [count])
             _compare(panels[row], seen[row], dense.points[len(seen[row].points) :])
             panels[row][0].set_title(f"{distance:g} m: {len(seen[row].points):,} points", **NOTE)
     _legend(figure)

@@ -323,7 +323,7 @@ def upsample_rings(
         counts = [len(cases[i].full) for i in index]
         bias = calibrations[frame].of_points(scan.ring) if calibrations else None
         seen = ObjectScan(scan.points, instance, scan.ring, scan.height, bias=bias)
-        for i, result in zip(index, up.upsample_scan(seen, counts), strict=True):
+        for i, result in zip(index, up.upsample_scan(seen, counts).split(counts), strict=True):
             results[i] = result.points
     return results
 

@@ -171,7 +171,8 @@ def _voxels(points, tolerance, adaptive):
 def rows_by_label(labels: np.ndarray) -> list[np.ndarray]:
     """Rows of each label from 0 to the greatest, in their order."""
     starts, order = fill(labels, int(labels.max()) + 1 if len(labels) else 0)
-    return np.split(order, starts[1:])[:-1]
+    edges = starts.tolist()
+    return [order[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
 
 def ranges(points: np.ndarray) -> np.ndarray:
@@ -187,6 +188,9 @@ def _number(keys):
         size *= 2
     table, number, count = np.full(size, -1), np.empty(len(keys), np.int64), 0
     for i in range(len(keys)):
+        if i > 0 and keys[i] == keys[i - 1]:  # as neighbours on a ring often are
+            number[i] = number[i - 1]
+            continue
         place = (keys[i] * SCATTER >> 20) & (size - 1)
         while table[place] >= 0 and keys[table[place]] != keys[i]:
             place = (place + 1) & (size - 1)

@@ -52,7 +52,10 @@ class Mounting:
     def level(self, points: np.ndarray) -> np.ndarray:
         """Points (n, 3) turned so that z is up."""
         turn = self.rotation
-        return points if turn is None else points @ turn.T
+        if turn is None:
+            return points
+        x, y, z = points.T  # threads of a matrix product would wait for cores that others use
+        return np.stack([a * x + b * y + c * z for a, b, c in turn], axis=1)
 
 
 class MountingEstimate:

