@@ -9,7 +9,14 @@ import torch
 from ..compute import autocast, even_parts, in_threads
 from ..dense import Dense
 from .compiled import CompiledRayNetwork, supports
-from .lattice import LATTICE, best_of_each, judge_rays, lattice_rays, lattice_shape
+from .lattice import (
+    LATTICE,
+    best_of_each,
+    judge_rays,
+    lattice_rays,
+    lattice_shape,
+    rays_along,
+)
 from .losses import LARGEST_INTENSITY
 from .network import EncodedRays, RayNetwork
 from .view import ObjectGraph, ObjectScan, look_around, nearest_measured, part_of, ray_points
@@ -72,13 +79,21 @@ class RayUpsampler:
         """Ask the rays of a denser sensor and keep the best, new[i] of object i."""
         cloud = np.repeat(np.arange(len(graph.sizes)), graph.sizes)
         metres = np.exp(graph.polar[:, 2]) * graph.steps[:, 0]
-        asked = []
         encoded = self._rays.encode(graph.offsets, graph.neighbours, graph.context, cloud)
-        for anchors, rays, tier in lattice_rays(graph, levels[cloud], keep_measured):
+        asked, likely = [], np.zeros(len(new), np.int64)
+
+        def ask(anchors: np.ndarray, rays: np.ndarray, tier: np.ndarray) -> None:
+            nonlocal likely
             depth, log_scale, intensity = self._rays.decode(encoded, rays, anchors)
             sure = judge_rays(intensity, log_scale, rays, anchors, metres, graph.border, *LIMITS)
             anchors = anchors.repeat(rays.shape[1])
+            likely += np.bincount(cloud[anchors[sure >= LATTICE.likely]], minlength=len(new))
             asked.append((anchors, rays.reshape(-1, 2), tier.ravel(), depth.ravel(), sure))
+
+        for rays_of_a_level in lattice_rays(graph, levels[cloud], keep_measured):
+            ask(*rays_of_a_level)
+        along = rays_along(graph.sizes, np.maximum(new - likely, 0))
+        ask(*along, np.ones(len(along[0]), np.int8))
         anchors, rays, tier, depth, sure = (np.concatenate(c) for c in zip(*asked, strict=True))
         best = best_of_each(cloud[anchors], sure, tier, new, seed, LATTICE.likely)
         if len(best) != new.sum():

@@ -60,11 +60,8 @@ def lattice_rays(
     for across, rings in (divmod(n, MOST_RINGS) for n in np.unique(size).tolist()):
         x, y = (a.ravel() for a in np.meshgrid(np.arange(across), np.arange(rings)))
         x, way = x / across, y / rings
-        # last, beside the points themselves: for lattices of one column, where the rest is unlikely
-        beside = [0.5] if across == 1 else []
         anchors = np.flatnonzero(size == across * MOST_RINGS + rings)
-        upward = (np.append(x[own:], beside), np.append(way[own:], np.zeros(len(beside))))
-        yield anchors, *_rays_of(graph.aside[anchors], 1.0, *upward)
+        yield anchors, *_rays_of(graph.aside[anchors], 1.0, x[own:], way[own:])
         lowest = anchors[graph.ends[anchors, 1]]
         if len(lowest):
             straight = np.zeros(len(lowest), np.float32)
@@ -82,6 +79,24 @@ def _rays_of(aside, gap, x, way):
             rays[i, j, 1] = gap * way[j]
             tiers[i, j] = x[j] > 0
     return rays, tiers
+
+
+@machine_code
+def rays_along(sizes, missing):
+    """Anchors (m,) and rays (m, 1, 2) along the rings: missing[i] in all, between the points of
+    object i, which has sizes[i] of them; evenly spread."""
+    anchors = np.empty(missing.sum(), np.int64)
+    rays = np.zeros((len(anchors), 1, 2), np.float32)
+    begin = end = 0
+    for i in range(len(sizes)):
+        per = -(-missing[i] // sizes[i])  # rays beside each point, at most
+        for n in range(missing[i]):
+            place = n * sizes[i] * per // missing[i]
+            anchors[end] = begin + place // per
+            rays[end, 0, 0] = (place % per + 1) / (per + 1)
+            end += 1
+        begin += sizes[i]
+    return anchors, rays
 
 
 @machine_code
