@@ -20,7 +20,7 @@ from sensor_msgs.msg import PointCloud2
 from std_msgs.msg import Header
 
 from apusmog_core.config import ReplayConfig
-from apusmog_core.data import BagScans, ScanFiles, bag_writer, open_scans
+from apusmog_core.data import BagScans, ScanFiles, open_scans
 from apusmog_core.data.clouds import SCAN_PERIOD
 
 from . import cloud, parameters
@@ -123,7 +123,7 @@ class ReplayNode(Node):
             self._kept = kept
 
     def _skip(self, stamp: int, error: Exception) -> None:
-        self.skipped += 1
+        self.skipped += getattr(error, "messages", 1)
         reason = f"{type(error).__name__}: {error}"
         self.get_logger().warning(f"skipped the message of {stamp / 1e9:.3f} s: {reason}")
 
@@ -150,7 +150,7 @@ def messages(
 ) -> Iterator[tuple[int, PointCloud2]]:
     """(time in ns, message) of each scan, as recorded; `skip` hears of unreadable ones."""
     if isinstance(scans, BagScans):
-        for stamp, recorded in bag_writer.clouds(scans.path, scans.topic):
+        for stamp, recorded in scans.messages():
             try:
                 if isinstance(recorded, Exception):
                     raise recorded

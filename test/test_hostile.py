@@ -13,9 +13,10 @@ from scipy.spatial import cKDTree
 
 from apusmog_core import Upsampler, cli, weights
 from apusmog_core.config import PipelineConfig, TrainConfig
-from apusmog_core.data import read_points, write_points
+from apusmog_core.data import open_scans, read_points, write_points
 from apusmog_core.data.clouds import WRITERS
 from apusmog_core.data.meshes import read_off
+from apusmog_core.data.pointcloud2 import decode
 from apusmog_core.settings import load_yaml
 from apusmog_core.surface.denoise import WEIGHTS as WEIGHTS_OF_CLEANER
 from apusmog_core.surface.denoise import load_cleaner
@@ -101,19 +102,31 @@ def test_a_pipe_in_a_folder_is_skipped_and_named_and_the_exit_code_says_so(tmp_p
     assert all(f"{name}.ply: not a regular file" in said for name in "bc") and page.is_file()
 
 
-def test_a_bag_that_expands_without_end_is_stopped(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "plugin, mode",
+    [("MCAP", "STORAGE"), ("SQLITE3", "FILE"), ("MCAP", "FILE"), ("SQLITE3", "MESSAGE")],
+)
+def test_a_bag_that_expands_without_end_is_stopped(plugin, mode, tmp_path, capsys, monkeypatch):
     rosbag2 = pytest.importorskip("rosbags.rosbag2")
     from rosbags.typesys import Stores, get_typestore
 
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "expanded"))
+    (tmp_path / "expanded").mkdir()
     kind, store = "sensor_msgs/msg/PointCloud2", get_typestore(Stores.ROS2_JAZZY)
-    writer = rosbag2.Writer(tmp_path / "bag", version=9, storage_plugin=rosbag2.StoragePlugin.MCAP)
-    writer.set_compression(rosbag2.CompressionMode.STORAGE, rosbag2.CompressionFormat.ZSTD)
+    storage = rosbag2.StoragePlugin[plugin]
+    writer = rosbag2.Writer(tmp_path / "bag", version=9, storage_plugin=storage)
+    writer.set_compression(rosbag2.CompressionMode[mode], rosbag2.CompressionFormat.ZSTD)
     with writer:
         connection = writer.add_connection("/points", kind, typestore=store)
         for size in (10**5, 3 * 10**7):
             writer.write(connection, size, bytes(size))
     assert cli.main(["view", str(tmp_path / "bag"), "--out", str(tmp_path / "page.html")]) == 2
-    assert "expands beyond 1048576" in capsys.readouterr().err
+    assert "expands beyond" in capsys.readouterr().err
+    assert not os.listdir(tmp_path / "expanded")
+    with pytest.raises(ValueError, match="expands beyond"):  # as replay reads it
+        for _, message in open_scans(tmp_path / "bag").messages():
+            if "expands" in str(message):
+                raise message
 
 
 # --- millimetres ----------------------------------------------------------------------------------
@@ -154,6 +167,34 @@ def test_upsampling_far_from_the_origin_is_as_exact_as_near_it(suffix, sphere, t
     far = read_points(tmp_path / f"out{suffix}").points - UTM
     away, _ = cKDTree(read_points(tmp_path / "out.npy").points).query(far)
     assert np.mean(away < 1e-4) > 0.99  # of points that are equally good, the other may be chosen
+
+
+@pytest.mark.parametrize("kind", ["<f8", ">f8", "<i4"])
+def test_messages_with_large_coordinates_keep_their_millimetres(kind, sphere):
+    exact = np.round((sphere + UTM) * (1 if "i" in kind else 1e3)) / (1 if "i" in kind else 1e3)
+    rows = np.ascontiguousarray(exact.astype(kind))
+    code = {"f8": 8, "i4": 5}[kind[1:]]
+    size = rows.itemsize
+    fields = [(axis, at * size, code, 1) for at, axis in enumerate("xyz")]
+    points, *_, dropped = decode(fields, 1, len(rows), 3 * size, 0, kind[0] == ">", rows.tobytes())
+    assert dropped == 0 and np.abs(points - exact).max() < 1e-6
+
+
+def test_a_bag_in_map_coordinates_comes_out_of_a_scan_with_its_millimetres(sphere, tmp_path):
+    pytest.importorskip("rosbags")
+    from apusmog_core.data.bag_writer import cloud_writer
+
+    records = np.zeros(len(sphere), [(axis, "<f8") for axis in "xyz"])
+    for axis, values in zip("xyz", (sphere + UTM).T, strict=True):
+        records[axis] = values
+    with cloud_writer(tmp_path / "bag", "/points") as write:
+        write(1, "map", records)
+    (scan,) = open_scans(tmp_path / "bag")
+    assert np.abs(scan.points - UTM - sphere).max() < 1e-6
+    out = tmp_path / "out"
+    assert cli.main(["scan", str(tmp_path / "bag"), str(out), "--scene"]) == 0
+    (again,) = open_scans(out)
+    assert np.abs(again.points - UTM - sphere).max() < 1e-6
 
 
 # --- clouds that no network can serve -------------------------------------------------------------
@@ -215,6 +256,17 @@ def test_a_cloud_without_area_has_no_mesh(cloud, tmp_path):
     pytest.importorskip("open3d")
     with pytest.raises(ValueError, match="in one place or on one line"):
         reconstruct(cloud, tmp_path / "mesh.ply")
+
+
+def test_a_crash_of_open3d_is_one_line_and_no_file(sphere, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("open3d")
+    crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    monkeypatch.setattr("apusmog_core.surface.mesh.POISSON", ("-c", crash))
+    write_points(tmp_path / "a.npy", sphere)
+    assert cli.main(["mesh", str(tmp_path / "a.npy"), str(tmp_path / "a.ply")]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1 and "crashed (signal 11)" in said[0]
+    assert os.listdir(tmp_path) == ["a.npy"]
 
 
 @pytest.mark.parametrize("suffix", [".ply", ".obj", ".off", ".stl"])

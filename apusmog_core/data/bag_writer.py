@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A KITTI drive as a rosbag2 with the usual names, and a bag's clouds as messages."""
+"""Clouds to a rosbag2: a KITTI drive with the usual names, or any records."""
 
 from __future__ import annotations
 
@@ -85,25 +85,6 @@ def cloud_writer(out: Path, topic: str) -> Iterator[Callable[[int, str, np.ndarr
             bag.write(connection, stamp, store.serialize_cdr(message, kind))
 
         yield write
-
-
-def clouds(path: str | Path, topic: str) -> Iterator[tuple[int, object]]:
-    """(time of recording in ns, PointCloud2 as rosbags gives it) of one topic of a bag.
-
-    Instead of a message that cannot be decoded comes the exception that says why.
-    """
-    from rosbags.highlevel import AnyReader
-    from rosbags.typesys import Stores, get_typestore
-
-    # old rosbag2 recordings do not carry their message definitions
-    with AnyReader([Path(path)], default_typestore=get_typestore(Stores.ROS2_JAZZY)) as bag:
-        chosen = [c for c in bag.connections if c.topic == topic]
-        for connection, stamp, raw in bag.messages(chosen):
-            try:
-                message = bag.deserialize(raw, connection.msgtype)
-            except Exception as error:  # a broken message may fail anywhere in its decoder
-                message = error
-            yield stamp, message
 
 
 def _header(types: dict, stamp: int, frame: str):

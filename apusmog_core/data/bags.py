@@ -8,13 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import numpy as np
-
 from .clouds import Scan, keep_finite, other_fields
 from .expansion import bound_rosbags
-from .pointcloud2 import decode, structured
+from .pointcloud2 import columns, decode, structured
 
 POINT_CLOUD = "sensor_msgs/msg/PointCloud2"  # rosbags gives ROS 1 types ROS 2 names
+
+
+class Unreadable(ValueError):
+    """The rest of a bag, and how many messages are missing with it."""
+
+    def __init__(self, messages: int, reason: Exception):
+        super().__init__(f"the bag is unreadable from here on, {messages} missing: {reason}")
+        self.messages = messages
 
 
 class BagScans:
@@ -44,36 +50,44 @@ class BagScans:
 
     def __iter__(self) -> Iterator[Scan]:
         self.skipped = 0
+        for index, (_, message) in enumerate(self.messages()):
+            try:
+                if isinstance(message, Exception):
+                    raise message
+                scan = _scan(message, f"{index:010d}")
+            except Exception as error:
+                self.skipped += getattr(error, "messages", 1)
+                why = f"message {index} of {self.topic}: {error}"
+                warnings.warn(f"skipped {self.path}, {why}", stacklevel=2)
+                continue
+            yield scan
+
+    def messages(self) -> Iterator[tuple[int, object]]:
+        """(time of recording in ns, PointCloud2 as rosbags gives it) of the topic.
+
+        Instead of a message that cannot be decoded comes the exception that says why, and
+        `Unreadable` as the last where the bag cannot be read on.
+        """
+        stamp, index = 0, 0
         with self._open() as reader:
             chosen = [
                 c for c in reader.connections if (c.topic, c.msgtype) == (self.topic, POINT_CLOUD)
             ]
-            for index, (connection, raw) in enumerate(self._messages(reader, chosen)):
+            raws = reader.messages(connections=chosen)
+            while True:
                 try:
-                    scan = _scan(reader.deserialize(raw, connection.msgtype), f"{index:010d}")
+                    connection, stamp, raw = next(raws)
+                except StopIteration:
+                    return
+                except Exception as error:  # a damaged bag may fail anywhere in its reader
+                    yield stamp, Unreadable(max(self.count - index, 1), error)
+                    return
+                try:
+                    message = reader.deserialize(raw, connection.msgtype)
                 except Exception as error:  # a broken message may fail anywhere in its decoder
-                    self._skip(1, f"message {index} of {self.topic}: {error}")
-                    continue
-                yield scan
-
-    def _messages(self, reader, connections) -> Iterator[tuple[object, bytes]]:
-        """Messages as bytes, as far as the bag can be read."""
-        messages, index = reader.messages(connections=connections), 0
-        while True:
-            try:
-                connection, _, raw = next(messages)
-            except StopIteration:
-                return
-            except Exception as error:  # a damaged bag may fail anywhere in its reader
-                left = max(self.count - index, 1)
-                self._skip(left, f"unreadable from message {index} of {self.topic} on: {error}")
-                return
-            index += 1
-            yield connection, raw
-
-    def _skip(self, count: int, why: str) -> None:
-        self.skipped += count
-        warnings.warn(f"skipped {self.path}, {why}", stacklevel=3)
+                    message = error
+                index += 1
+                yield stamp, message
 
     @contextmanager
     def _open(self):
@@ -107,12 +121,10 @@ def _scan(message, name: str) -> Scan:
         message.data,
     )
     points, intensity, ring, dropped = decode(*layout)
-    records = structured(*layout).reshape(-1)
-    fields = other_fields(records)
+    cloud = structured(*layout)
+    fields = other_fields(cloud.reshape(-1))
     if dropped:
-        with np.errstate(over="ignore"):
-            everything = np.stack([records[axis].astype(np.float32) for axis in "xyz"], axis=1)
-        fields = keep_finite(everything, fields)
+        fields = keep_finite(columns(cloud)[0], fields)
     time = message.header.stamp
     return Scan(
         points,

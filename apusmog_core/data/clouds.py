@@ -12,14 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from ..files import written_whole
-from .pointcloud2 import drop_nonfinite
+from .pointcloud2 import drop_nonfinite, narrowed, wide
 from .records import read_pcd, read_ply, write_pcd, write_ply
 
 SCAN_PERIOD = 0.1  # seconds between scans where nothing else is known
-EXACT_M = 5e-4  # metres that a coordinate may move when it is stored: it keeps its millimetres
 READ_OTHERWISE = ("x", "y", "z", "intensity", "i", "ring", "_", "")  # "_": padding of a .pcd
 MOST_EXPANSION = 100  # times the size of a file that its compressed content may have
-FARTHEST = float(np.finfo(np.float32).max)  # coordinates beyond are no coordinates
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +80,6 @@ def read_points(path: str | Path) -> Scan:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
     points = narrowed(points)
-    far = np.flatnonzero((np.abs(points) > FARTHEST).any(axis=1))
-    if len(far):
-        points = points.copy()
-        points[far] = np.nan
     everything = points
     points, intensity, ring, dropped = drop_nonfinite(points, intensity, ring)
     if dropped:
@@ -127,17 +121,6 @@ def write_columns(path: str | Path, columns: dict[str, np.ndarray]) -> None:
         writer(place, columns | dict(zip("xyz", points.T, strict=True)))
 
 
-def narrowed(points: np.ndarray) -> np.ndarray:
-    """Coordinates as float32, or as float64 where float32 could not hold their millimetres."""
-    if points.dtype == np.float32:
-        return points
-    points = points.astype(np.float64, copy=False)
-    with np.errstate(over="ignore", invalid="ignore"):
-        narrow = points.astype(np.float32)
-        exact = not (np.abs(narrow - points) > EXACT_M).any()
-    return narrow if exact else points
-
-
 def rings_from_order(points: np.ndarray) -> np.ndarray | None:
     """Ring numbers of a scan stored ring after ring (KITTI), each turning once from straight ahead.
 
@@ -170,12 +153,7 @@ def _from_table(table: np.ndarray) -> Arrays:
     if table.dtype.kind not in "fiu":
         raise ValueError(f"expected numbers, found an array of {table.dtype}")
     intensity = _float32(table[:, 3]) if table.shape[1] == 4 else None
-    return np.ascontiguousarray(table[:, :3], _wide(table.dtype)), intensity, None, {}
-
-
-def _wide(dtype: np.dtype) -> type:
-    """float32 or float64, whatever holds the numbers of a type."""
-    return np.float32 if np.can_cast(dtype, np.float32) else np.float64
+    return np.ascontiguousarray(table[:, :3], wide(table.dtype)), intensity, None, {}
 
 
 def _float32(values: np.ndarray) -> np.ndarray:
@@ -240,7 +218,7 @@ def _from_records(fields: dict[str, np.ndarray]) -> Arrays:
     missing = [axis for axis in "xyz" if axis not in fields]
     if missing:
         raise ValueError(f"no field {', '.join(missing)}; fields: {', '.join(fields)}")
-    kind = np.result_type(*(_wide(fields[axis].dtype) for axis in "xyz"))
+    kind = np.result_type(*(wide(fields[axis].dtype) for axis in "xyz"))
     points = np.stack([fields[axis].astype(kind) for axis in "xyz"], axis=1)
     intensity = next((_float32(fields[n]) for n in ("intensity", "i") if n in fields), None)
     ring = _rings(fields["ring"]) if "ring" in fields else None

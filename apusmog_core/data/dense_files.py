@@ -31,7 +31,9 @@ def dense_columns(scan: Scan, dense, whole: bool = False) -> Columns:
     def joined(kept, new) -> np.ndarray:
         return np.concatenate([np.broadcast_to(kept, (len(rest), *new.shape[1:])), new])
 
-    points = joined(segments.points[rest], dense.points)
+    generated = joined(np.uint8(0), dense.generated.astype(np.uint8))
+    points = scan.points[segments.rows[source]]  # those that were measured, with all their digits
+    points[generated > 0] = dense.points[dense.generated]
     columns = {axis: points[:, i] for i, axis in enumerate("xyz")}
     columns["intensity"] = segments.intensity[source]
     ring = segments.ring
@@ -39,7 +41,7 @@ def dense_columns(scan: Scan, dense, whole: bool = False) -> Columns:
         columns["ring"] = ring[source].astype(np.uint16)
     columns |= {name: values[segments.rows[source]] for name, values in scan.fields.items()}
     columns["instance"] = joined(np.uint32(0), dense.instance)
-    columns["generated"] = joined(np.uint8(0), dense.generated.astype(np.uint8))
+    columns["generated"] = generated
     columns["confidence"] = joined(np.float32(1), dense.confidence)
     return columns
 

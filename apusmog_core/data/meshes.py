@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..files import written_whole
-from .clouds import narrowed
+from .pointcloud2 import narrowed
 from .records import write_ply
 
 DIGITS = "%.15g %.15g %.15g"

@@ -11,6 +11,8 @@ DATATYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 8: "
 INTENSITY = ("intensity", "i", "reflectivity")  # the first of these that there is
 RING = ("ring", "channel", "line", "laser_number")  # the first of these that is an integer
 
+EXACT_M = 5e-4  # metres that a coordinate may move when it is stored: it keeps its millimetres
+
 Field = tuple[str, int, int, int]  # name, offset, datatype, count
 
 
@@ -44,7 +46,7 @@ def structured(
 def columns(
     cloud: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Points (n, 3) float32, intensity and ring (n,) or None, of a (height, width) cloud.
+    """Points (n, 3) as `narrowed`, intensity and ring (n,) or None, of a (height, width) cloud.
 
     Nothing is left out: row i of each is point i. Without a field for it, the ring of a point is
     its row, if the cloud has several.
@@ -53,10 +55,10 @@ def columns(
     missing = [axis for axis in "xyz" if axis not in names]
     if missing:
         raise ValueError(f"no field {', '.join(missing)}; fields: {', '.join(names) or 'none'}")
-    points = np.empty((cloud.size, 3), np.float32)
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, and is dropped later
-        for at, axis in enumerate("xyz"):
-            points[:, at] = column(cloud, axis)
+    kind = np.result_type(*(wide(cloud.dtype[axis].base) for axis in "xyz"))
+    points = np.empty((cloud.size, 3), kind)
+    for at, axis in enumerate("xyz"):
+        points[:, at] = column(cloud, axis)
     shade = next((name for name in INTENSITY if name in names), None)
     intensity = None if shade is None else column(cloud, shade).astype(np.float32)
     whole = [name for name in RING if name in names and cloud.dtype[name].base.kind in "iu"]
@@ -65,7 +67,26 @@ def columns(
     else:
         height, width = cloud.shape
         ring = np.repeat(np.arange(height, dtype=np.int32), width) if height > 1 else None
-    return points, intensity, ring
+    return narrowed(points), intensity, ring
+
+
+def wide(dtype: np.dtype) -> type:
+    """float32 or float64, whatever holds the numbers of a type."""
+    return np.float32 if np.can_cast(dtype, np.float32) else np.float64
+
+
+def narrowed(points: np.ndarray) -> np.ndarray:
+    """Coordinates as float32, or as float64 where float32 could not hold their millimetres.
+
+    What is beyond the largest float32 is no coordinate, and becomes infinite.
+    """
+    if points.dtype == np.float32:
+        return points
+    points = points.astype(np.float64, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = points.astype(np.float32)
+        exact = not (np.abs(narrow - points) > EXACT_M).any()
+    return narrow if exact else np.where(np.isinf(narrow), narrow, points)
 
 
 def decode(
@@ -77,7 +98,7 @@ def decode(
     is_bigendian: bool,
     data,
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, int]:
-    """Points (n, 3) float32, intensity and ring (n,) or None, and how many points were not finite.
+    """Points (n, 3) as `narrowed`, intensity and ring (n,) or None, how many were not finite.
 
     `is_dense` is not asked for: drivers set it whether it is true or not.
     """

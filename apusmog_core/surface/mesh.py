@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from ..data import meshes
+from .poisson import REFUSED
 
 MESHES = tuple(meshes.MESH_WRITERS)
-NORMAL_NEIGHBOURS = 16
-AGREEING_NEIGHBOURS = 10  # more of them reach across to the next part, and turn it inside out
+POISSON = ("-m", "apusmog_core.surface.poisson")
 SMOOTH_DEPTHS, SMOOTH_SHARES = (4, 5, 6), (0.25, 0.5, 0.25)  # of the octree: 16 to 64 cells across
 SMOOTH_SAMPLES = 60_000
 SMALL_PIECE = 0.02  # of the area
@@ -55,51 +60,45 @@ def reconstruct(
     Normals face the sensor at `origin` where there is one, and agree with each other otherwise.
     `trim` is the share of vertices to cut away where the fewest points support them.
     """
-    import open3d as o3d
-
     if len(points) < 16:
         raise ValueError(f"{len(points)} points are too few for a surface; 16 at least")
     centre = points.mean(axis=0, dtype=np.float64)
     spread = np.sqrt(np.maximum(np.linalg.eigvalsh(np.cov((points - centre).T)), 0))
     if not spread[1] > 1e-6 * spread[2] > 0:
         raise ValueError("the points lie in one place or on one line: they show no surface")
-    cloud = o3d.geometry.PointCloud(o3d.utility.Vector3dVector(points - centre))
-    cloud.estimate_normals(o3d.geometry.KDTreeSearchParamKNN(NORMAL_NEIGHBOURS))
-    if origin is None:
-        _orient(cloud)
-    else:
-        cloud.orient_normals_towards_camera_location(np.asarray(origin, np.float64) - centre)
-    surface, support = o3d.geometry.TriangleMesh.create_from_point_cloud_poisson(cloud, depth=depth)
-    if trim > 0:
-        support = np.asarray(support)
-        surface.remove_vertices_by_mask(support < np.quantile(support, trim))
-    if not len(surface.triangles):
-        raise ValueError("the points show no surface")
-    surface.translate(centre)
-    surface.compute_vertex_normals()
-    write_mesh(surface, out)
-    return len(surface.vertices), len(surface.triangles)
+    given = dict(points=points - centre, depth=depth, trim=trim)
+    if origin is not None:
+        given["origin"] = np.asarray(origin, np.float64) - centre
+    surface = _poisson_apart(given)
+    vertices, triangles = surface["vertices"] + centre, surface["triangles"]
+    meshes.write_mesh(out, vertices, triangles, surface["normals"])
+    return len(vertices), len(triangles)
 
 
-def _orient(cloud) -> None:
-    """Make the normals of an Open3D cloud agree with each other."""
-    import open3d as o3d
-
-    exact = np.asarray(cloud.points).copy()
-    size = np.ptp(exact, axis=0).max()
-    quiet = o3d.utility.VerbosityContextManager(o3d.utility.VerbosityLevel.Error)
-    try:
-        with quiet:
-            cloud.orient_normals_consistent_tangent_plane(AGREEING_NEIGHBOURS)
-    except RuntimeError:  # Qhull cannot work on exact spheres and planes
-        rng = np.random.default_rng(0)
-        cloud.points = o3d.utility.Vector3dVector(exact + rng.normal(0, 1e-5 * size, exact.shape))
-        try:
-            with quiet:
-                cloud.orient_normals_consistent_tangent_plane(AGREEING_NEIGHBOURS)
-        except RuntimeError as error:
-            raise ValueError("the points show no surface: their normals do not agree") from error
-        cloud.points = o3d.utility.Vector3dVector(exact)
+def _poisson_apart(given: dict[str, object]) -> dict[str, np.ndarray]:
+    """Run poisson.py in a process of its own: on odd clouds Open3D crashes, or talks at length."""
+    if find_spec("open3d") is None:
+        raise ModuleNotFoundError("No module named 'open3d'", name="open3d")
+    with tempfile.TemporaryDirectory(prefix="apusmog-") as folder:
+        files = [str(Path(folder, name)) for name in ("points.npz", "surface.npz")]
+        np.savez(files[0], **given)
+        ended = subprocess.run(
+            [sys.executable, *POISSON, *files],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        if ended.returncode < 0:
+            raise ValueError(
+                f"Open3D's Poisson reconstruction crashed (signal {-ended.returncode}) on these "
+                "points; try another depth, or a cloud without far outliers"
+            )
+        if ended.returncode:
+            said = ended.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
+            kind = ValueError if ended.returncode == REFUSED else OSError
+            raise kind(said[-1])
+        with np.load(files[1]) as surface:
+            return dict(surface)
 
 
 def smooth_copies(meshes: Sequence[Path], out: Path, seed: int = 0) -> None:
