@@ -89,13 +89,17 @@ def _dense(work: Work) -> Points:
 
 
 def _scene(work: Work) -> Points:
-    """All measured points in the order of the input, then the new ones."""
+    """All measured points in the order of the input, the new ones before the last of them.
+
+    The last point is the one that was measured last: LIO-SAM takes its time for the scan's end.
+    """
     dense = _dense(work)
     kept = work.segments.instance == 0
     kept[dense.rows[~dense.generated]] = True  # all, unless the ratio is below one
     measured = _measured(work.segments, np.flatnonzero(kept))
     new = (column[dense.generated] for column in dense)
-    return Points(*map(np.concatenate, zip(measured, new, strict=True)))
+    parts = ((old[:-1], made, old[-1:]) for old, made in zip(measured, new, strict=True))
+    return Points(*map(np.concatenate, parts))
 
 
 def facts(work: Work) -> dict[str, object]:

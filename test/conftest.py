@@ -5,6 +5,7 @@ import itertools
 import os
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -94,8 +95,9 @@ class Ros:
         self.context.try_shutdown()
 
 
-@pytest.fixture
-def ros(monkeypatch):
+@contextmanager
+def own_domain(monkeypatch):
+    """ROS in a domain of its own, in this process and its children."""
     pytest.importorskip("rclpy", reason="ROS 2 (rclpy) is not installed")
     domain = next(_domains)
     monkeypatch.setenv("ROS_DOMAIN_ID", str(domain))
@@ -105,3 +107,9 @@ def ros(monkeypatch):
     running = Ros(domain)
     yield running
     running.close()
+
+
+@pytest.fixture
+def ros(monkeypatch):
+    with own_domain(monkeypatch) as running:
+        yield running

@@ -8,80 +8,15 @@ import pytest
 
 pytest.importorskip("rclpy", reason="ROS 2 (rclpy) is not installed")
 
+from driver_clouds import LAYOUTS, U2, driver_cloud  # noqa: E402
 from harness import Harness, scan, street  # noqa: E402
 from sensor_msgs.msg import PointCloud2, PointField  # noqa: E402
-from std_msgs.msg import Header  # noqa: E402
 
 from apusmog_core.config import NodeConfig  # noqa: E402
 from apusmog_core.pipeline import ScanPipeline  # noqa: E402
 from apusmog_ros import cloud, outputs  # noqa: E402
 
-I1, U1, U2, U4, F4, F8 = 1, 2, 4, 6, 7, 8
-XYZ = [("x", 0, F4), ("y", 4, F4), ("z", 8, F4)]
-# fields as their drivers document them: name, offset, datatype; then bytes a point and ring field
-LAYOUTS = {
-    "velodyne": ([*XYZ, ("intensity", 12, F4), ("ring", 16, U2), ("time", 18, F4)], 22, "ring"),
-    "ouster": (
-        [*XYZ, ("intensity", 16, F4), ("t", 20, U4), ("reflectivity", 24, U2), ("ring", 26, U2)]
-        + [("ambient", 28, U2), ("range", 32, U4)],
-        48,
-        "ring",
-    ),
-    "hesai": ([*XYZ, ("intensity", 12, F4), ("ring", 16, U2), ("timestamp", 18, F8)], 26, "ring"),
-    "livox": (
-        [*XYZ, ("intensity", 12, F4), ("tag", 16, U1), ("line", 17, U1), ("timestamp", 18, F8)],
-        26,
-        "line",
-    ),
-    "robosense": (
-        [*XYZ, ("intensity", 12, F4), ("ring", 16, U2), ("timestamp", 18, F8)],
-        26,
-        "ring",
-    ),
-    "autoware XYZIRC": (
-        [*XYZ, ("intensity", 12, U1), ("return_type", 13, U1), ("channel", 14, U2)],
-        16,
-        "channel",
-    ),
-    "autoware XYZIRCAEDT": (
-        [*XYZ, ("intensity", 12, U1), ("return_type", 13, U1), ("channel", 14, U2)]
-        + [
-            ("azimuth", 16, F4),
-            ("elevation", 20, F4),
-            ("distance", 24, F4),
-            ("time_stamp", 28, U4),
-        ],
-        32,
-        "channel",
-    ),
-    "no intensity": (
-        [*XYZ, ("reflectivity", 12, U1), ("laser_number", 13, I1)],
-        14,
-        "laser_number",
-    ),
-    "float64": ([("z", 0, F8), ("y", 8, F8), ("x", 16, F8)], 24, ""),
-}
 APPENDED = ["instance", "generated", "confidence"]
-
-
-def driver_cloud(name: str, rows: int = 1, bigendian: bool = False) -> PointCloud2:
-    """A street in the layout of a driver, with all other bytes of a point random."""
-    layout, step, _ = LAYOUTS[name]
-    points = street(3)
-    points = points[: len(points) // rows * rows]
-    points[10:20], points[20:25] = np.nan, 0.0
-    rng = np.random.default_rng(0)
-    raw = rng.integers(0, 255, (len(points), step), np.uint8)
-    msg = PointCloud2(header=Header(frame_id="lidar"), height=rows, width=len(points) // rows)
-    msg.fields = [PointField(name=n, offset=o, datatype=d, count=1) for n, o, d in layout]
-    msg.point_step, msg.row_step, msg.is_bigendian = step, step * msg.width, bigendian
-    msg.data = array("B", raw.tobytes())
-    records = cloud.records(msg)  # a view of the message
-    for at, axis in enumerate("xyz"):
-        records[axis] = points[:, at]
-    if "intensity" in records.dtype.names:
-        records["intensity"] = rng.integers(0, 200, len(points))
-    return msg
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +49,15 @@ def test_measured_points_keep_every_field_bit_by_bit(pipeline, name, bigendian):
     scene, objects, dense = (cloud.records(answers[n]) for n in ("scene", "objects", "dense"))
     new = scene["generated"] == 1
     assert len(scene) - len(kept) == new.sum() == round(3.5 * len(objects)) - len(objects) > 0
-    assert not new[: len(kept)].any()  # measured points first, in the order of the input
+    assert not new[: len(kept) - 1].any() and not new[-1]
+    old = scene[~new]  # in the order of the input
     measured = dense[dense["generated"] == 0]
     for field in given.dtype.names:
-        assert scene[field][: len(kept)].tobytes() == given[field][kept].tobytes()
-        inside = given[field][kept][scene["instance"][: len(kept)] > 0]
+        assert old[field].tobytes() == given[field][kept].tobytes()
+        inside = given[field][kept][old["instance"] > 0]
         assert objects[field].tobytes() == inside.tobytes()
         assert sorted(v.tobytes() for v in measured[field]) == sorted(v.tobytes() for v in inside)
-    assert (scene["confidence"][: len(kept)] == 1).all() and (scene["confidence"] <= 1).all()
+    assert (old["confidence"] == 1).all() and (scene["confidence"] <= 1).all()
     assert len(np.unique(objects["instance"])) == 3
 
 
@@ -150,9 +86,17 @@ def test_rings_are_read_whatever_the_driver_calls_them(name):
         assert ring is None
 
 
-def test_rows_of_an_organised_cloud_are_its_rings():
-    ring = cloud.read(driver_cloud("float64", rows=16)).ring
-    np.testing.assert_array_equal(np.unique(ring), np.arange(16))
+def test_rows_of_an_organised_cloud_are_its_rings_or_columns_where_there_are_fewer():
+    by_rows = cloud.read(driver_cloud("robosense XYZI", rows=16))
+    np.testing.assert_array_equal(by_rows.ring, np.repeat(np.arange(16), len(by_rows.ring) // 16))
+    by_columns = driver_cloud("robosense XYZI", rows=16)
+    by_columns.height, by_columns.width = by_columns.width, by_columns.height
+    by_columns.row_step = by_columns.point_step * by_columns.width
+    ring = cloud.read(by_columns).ring
+    np.testing.assert_array_equal(ring, np.tile(np.arange(16), len(ring) // 16))
+    by_columns.height, by_columns.width = by_columns.height * 16, 1
+    by_columns.row_step = by_columns.point_step
+    assert cloud.read(by_columns).ring is None
 
 
 def test_reflectivity_serves_where_there_is_no_intensity():

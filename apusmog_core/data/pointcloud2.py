@@ -48,8 +48,8 @@ def columns(
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """Points (n, 3) as `narrowed`, intensity and ring (n,) or None, of a (height, width) cloud.
 
-    Nothing is left out: row i of each is point i. Without a field for it, the ring of a point is
-    its row, if the cloud has several.
+    Nothing is left out: row i of each is point i. Without a field for it, the rings of an organised
+    cloud are its rows (Ouster) or, if there are fewer of them, its columns (RoboSense).
     """
     names = cloud.dtype.names or ()
     missing = [axis for axis in "xyz" if axis not in names]
@@ -65,8 +65,9 @@ def columns(
     if whole:
         ring = column(cloud, whole[0]).astype(np.int32)
     else:
-        height, width = cloud.shape
-        ring = np.repeat(np.arange(height, dtype=np.int32), width) if height > 1 else None
+        row, place = np.indices(cloud.shape, np.int32)
+        rings = row if cloud.shape[0] <= cloud.shape[1] else place
+        ring = rings.reshape(-1) if min(cloud.shape) > 1 else None
     return narrowed(points), intensity, ring
 
 
