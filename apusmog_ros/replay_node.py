@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # the imports below take their time, and Ctrl-C is to be heard meanwhile
+    from apusmog_ros.running import start
+
+    start("replay_node")
+
 import sys
 import threading
 import time
@@ -173,7 +178,3 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(f"one path at a time, not {len(paths)}: {' '.join(paths)}")
     given = [Parameter("path", value=path) for path in paths]
     sys.exit(run(lambda: ReplayNode(parameter_overrides=given), args))
-
-
-if __name__ == "__main__":
-    main()

@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # the imports below take their time, and Ctrl-C is to be heard meanwhile
+    from apusmog_ros.running import start
+
+    start("upsample_node")
+
 import os
 import sys
 import time
@@ -228,7 +233,3 @@ def main(args: list[str] | None = None) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // SCANS_AT_ONCE)))
     keep_allocations()
     sys.exit(run(UpsampleNode, args))
-
-
-if __name__ == "__main__":
-    main()

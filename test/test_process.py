@@ -20,21 +20,23 @@ from harness import RELIABLE, scan, street  # noqa: E402
 from rcl_interfaces.srv import GetParameters  # noqa: E402
 from sensor_msgs.msg import PointCloud2  # noqa: E402
 
+from apusmog_core.data import write_points  # noqa: E402
 from apusmog_ros import cloud  # noqa: E402
 from apusmog_ros.upsample_node import main  # noqa: E402
 
+UPSAMPLE = ("-m", "apusmog_ros.running", "upsample_node")
+RESOURCE = Path(__file__).parents[1] / "resource"
 START = ["ratio:=-2", "ratio:=x", "weights:=none", "seed:=1.5", "device:=cuda:99999999999999999999"]
 START += ["device:=cuda:\N{SUPERSCRIPT TWO}", f"weights:={300 * 'w'}", "qos.input_reliability:=no"]
 
 
 @pytest.fixture
 def process(ros):
-    """Starts the node as a process of its own; whatever is left of it ends with the test."""
+    """Starts a node as a process of its own; whatever is left of it ends with the test."""
     started = []
 
-    def start(*arguments: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "apusmog_ros.running", "upsample_node"]
-        command += ["--ros-args", *arguments]
+    def start(*arguments: str, program: tuple[str, ...] = UPSAMPLE) -> subprocess.Popen:
+        command = [sys.executable, *program, "--ros-args", *arguments]
         child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -109,10 +111,25 @@ def test_ctrl_c_ends_a_node_that_is_still_compiling(ros, process, monkeypatch, t
     assert child.returncode == 0 and "Traceback" not in said and "upsampling" not in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_at_any_moment_of_the_start_ends_the_node_without_a_trace(ros, process, number):
-    for moment in (0.0, 0.2, 0.5, 0.9, 1.4, 2.0):
-        child = process()
+@pytest.mark.parametrize(
+    "number, program",
+    [
+        (signal.SIGINT, UPSAMPLE),
+        (signal.SIGTERM, UPSAMPLE),
+        (signal.SIGINT, ("-m", "apusmog_ros.upsample_node")),
+        (signal.SIGINT, (str(RESOURCE / "upsample_node"),)),  # what `ros2 run` starts
+        (signal.SIGINT, ("-m", "apusmog_ros.replay_node")),
+        (signal.SIGINT, (str(RESOURCE / "replay_node"),)),
+    ],
+)
+def test_a_signal_at_any_moment_of_the_start_ends_the_node_without_a_trace(
+    ros, process, number, program, tmp_path
+):
+    if "replay" in program[-1]:
+        write_points(tmp_path / "a.npy", street(1))
+        program = (*program, str(tmp_path / "a.npy"))
+    for moment in (0.0, 0.1, 0.2, 0.5, 0.9, 1.4, 2.0):
+        child = process("-p", "loop:=true", program=program)
         wait_until(lambda c=child: listens(c), "Python itself to have started")
         begin = time.monotonic()
         wait_until(lambda m=moment, b=begin: time.monotonic() > b + m, "the moment")

@@ -61,6 +61,12 @@ def test_reflections_below_the_road_do_not_turn_the_road_into_an_object():
     assert ground[: len(plane)].mean() > 0.95
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sensor_on_the_ground_is_none_that_fails(method):
+    plane = road() + np.float32([0, 0, 1.72])
+    assert Ground(GroundConfig(method=method))(plane).shape == (len(plane),)
+
+
 def test_without_a_method_nothing_is_ground():
     assert not Ground(GroundConfig(method="none"))(road()).any()
 

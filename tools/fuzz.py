@@ -199,8 +199,9 @@ def run(command: list[str]) -> str:
         return "" if command[0] in OTHERS and str(error) else traceback.format_exc()
     except BaseException:
         return traceback.format_exc()
-    said = [line for line in err.getvalue().splitlines() if not line.endswith(" ...")]
-    errors = [line for line in said if line.startswith("apusmog: error: ")]
+    lines = err.getvalue().splitlines()
+    errors = [line for line in lines if line.startswith("apusmog: error: ")]
+    said = [line for line in lines if line in errors or not line.endswith(" ...")]
     if "not enough memory" in err.getvalue():
         return "took more than 2 GB"
     if code == 2 and (len(errors) != 1 or said[-1] != errors[0]):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from .clouds import Scan, keep_finite, other_fields
 from .expansion import bound_rosbags
 from .pointcloud2 import columns, decode, structured
 
+LONGEST_REASON = 200  # characters
 POINT_CLOUD = "sensor_msgs/msg/PointCloud2"  # rosbags gives ROS 1 types ROS 2 names
 
 
@@ -103,7 +105,8 @@ class BagScans:
             reader = AnyReader([self.path], default_typestore=get_typestore(Stores.ROS2_JAZZY))
             reader.open()
         except Exception as error:  # a damaged bag may fail anywhere in its reader
-            raise ValueError(f"{self.path}: not a readable bag ({error})") from error
+            reason = textwrap.shorten(str(error), LONGEST_REASON)  # some quote half of the bag
+            raise ValueError(f"{self.path}: not a readable bag ({reason})") from error
         try:
             yield reader
         finally:

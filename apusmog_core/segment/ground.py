@@ -74,7 +74,7 @@ class Ground:
         asked = _thinned(points)
         told = np.zeros(len(asked), bool)
         with self._lock:
-            if abs(sensor_height - self._patchwork_height) > MOVED:
+            if self._patchwork is None or abs(sensor_height - self._patchwork_height) > MOVED:
                 self._patchwork = _patchwork(sensor_height)
                 self._patchwork_height = sensor_height
             self._patchwork.estimateGround(points[asked])
