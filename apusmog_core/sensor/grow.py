@@ -27,13 +27,21 @@ LIMITS = (LATTICE.tolerance, LATTICE.odds, LATTICE.unseen)
 class RayUpsampler:
     """The sensor's network, and what it needs to upsample all objects of a scan."""
 
-    def __init__(self, network: RayNetwork, device: torch.device, dtype: torch.dtype):
+    def __init__(
+        self,
+        network: RayNetwork,
+        device: torch.device,
+        dtype: torch.dtype,
+        compiled: bool = True,
+    ):
         self.config = network.config
         self.network, self.device, self.dtype = network.to(device), device, dtype
         # read once: while one scan is shared among threads, new ones see a count of one
         self.threads = torch.get_num_threads()
         plain = device.type == "cpu" and dtype == torch.float32 and supports(network)
-        self._rays = CompiledRayNetwork(network) if plain else TorchRays(network, device, dtype)
+        self._rays = (
+            CompiledRayNetwork(network) if compiled and plain else TorchRays(network, device, dtype)
+        )
 
     def grow(
         self,
