@@ -17,12 +17,14 @@ from .dense import Dense
 from .geometry import farthest
 from .model import ApuSmog
 from .segment.cluster import rows_by_label
+from .sensor.device import DeviceRays
 from .sensor.grow import RayUpsampler
 from .sensor.view import ObjectScan
 from .surface.grow import SurfaceUpsampler
 from .weights import build_network, load_network
 
-Grow = Callable[["RayUpsampler | SurfaceUpsampler", np.ndarray], Dense]
+Way = RayUpsampler | DeviceRays | SurfaceUpsampler
+Grow = Callable[[Way, np.ndarray], Dense]
 
 CPU = torch.device("cpu")
 BYTES_PER_POINT = {"sensor": 300, "canonical": 4000}  # of output, at the peak, with some reserve
@@ -53,9 +55,11 @@ class Upsampler:
         device = parse_device(device) if isinstance(device, str) else device
         self.way = self._build(network.eval().requires_grad_(False), device, self.dtype)
 
-    def _build(self, network, device, dtype) -> RayUpsampler | SurfaceUpsampler:
+    def _build(self, network, device, dtype) -> Way:
         if self.config.domain == "sensor":
-            return RayUpsampler(network, device, dtype, self.compiled)
+            if self.compiled and RayUpsampler.serves(network, device, dtype):
+                return RayUpsampler(network)
+            return DeviceRays(network, device, dtype)
         return SurfaceUpsampler(network, device, dtype, self.denoise)
 
     @property
@@ -137,7 +141,7 @@ class Upsampler:
         grows = counts > sizes if keep_measured else counts >= sizes
         new = np.where(grows, counts - keep_measured * sizes, 0)
 
-        def grow(way: RayUpsampler | SurfaceUpsampler, objects: np.ndarray) -> Dense:
+        def grow(way: Way, objects: np.ndarray) -> Dense:
             some = scan if len(objects) == len(new) else scan.only(objects + 1)
             return way.grow(some, new[objects], keep_measured, self.seed, spread)
 
@@ -169,7 +173,7 @@ class Upsampler:
         warnings.warn("CUDA out of memory: one cloud is upsampled on the CPU", stacklevel=2)
         return grow(self._on_cpu(), objects)
 
-    def _on_cpu(self) -> RayUpsampler | SurfaceUpsampler:
+    def _on_cpu(self) -> Way:
         """A copy there, which nobody waits for to be compiled; the one on the GPU stays for
         others, and nothing more is allocated on it."""
         with torch.random.fork_rng(devices=()):  # what its first weights are does not matter
