@@ -155,6 +155,9 @@ class TrainConfig:
     projection_neighbours: int = setting(4, "neighbours in the projection", low=1)
     precision: str = setting("float32", "autocast type", choices=PRECISIONS)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    workers: int = setting(
+        1, "processes that prepare batches beside the step; 0: the step waits", low=0, high=64
+    )
     seed: int = setting(0, "seed of everything random", low=0)
     checkpoint_seconds: float = setting(240.0, "seconds between checkpoints", low=1.0)
 

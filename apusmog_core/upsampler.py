@@ -6,7 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from copy import deepcopy
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,16 @@ from .dense import Dense
 from .geometry import farthest
 from .model import ApuSmog
 from .segment.cluster import rows_by_label
+from .sensor.device import DeviceRays
 from .sensor.grow import RayUpsampler
 from .sensor.view import ObjectScan
 from .surface.grow import SurfaceUpsampler
-from .weights import load_network
+from .weights import build_network, load_network
 
-Grow = Callable[["RayUpsampler | SurfaceUpsampler", np.ndarray], Dense]
+Way = RayUpsampler | DeviceRays | SurfaceUpsampler
+Grow = Callable[[Way, np.ndarray], Dense]
 
+CPU = torch.device("cpu")
 BYTES_PER_POINT = {"sensor": 300, "canonical": 4000}  # of output, at the peak, with some reserve
 EXACT_IN_FLOAT32 = 8192.0  # metres: beyond, float32 loses the millimetre
 OUTLIER = 1000.0  # sizes of a cloud: a point farther away takes the digits of the others
@@ -40,18 +43,23 @@ class Upsampler:
         seed: int = 0,
         precision: str = "float32",
         denoise: bool = True,
+        compiled: bool = True,
     ):
-        """`denoise` is for noisy clouds without viewpoint, of 1024 points and more."""
+        """`denoise` is for noisy clouds without viewpoint, of 1024 points and more; without
+        `compiled` PyTorch runs the LiDAR network on a CPU, too, slower but at once."""
         self.config = network.config
         self.seed = seed
         self.dtype = parse_precision(precision)
         self.denoise = denoise
+        self.compiled = compiled
         device = parse_device(device) if isinstance(device, str) else device
         self.way = self._build(network.eval().requires_grad_(False), device, self.dtype)
 
-    def _build(self, network, device, dtype) -> RayUpsampler | SurfaceUpsampler:
+    def _build(self, network, device, dtype) -> Way:
         if self.config.domain == "sensor":
-            return RayUpsampler(network, device, dtype)
+            if self.compiled and RayUpsampler.serves(network, device, dtype):
+                return RayUpsampler(network)
+            return DeviceRays(network, device, dtype)
         return SurfaceUpsampler(network, device, dtype, self.denoise)
 
     @property
@@ -133,7 +141,7 @@ class Upsampler:
         grows = counts > sizes if keep_measured else counts >= sizes
         new = np.where(grows, counts - keep_measured * sizes, 0)
 
-        def grow(way: RayUpsampler | SurfaceUpsampler, objects: np.ndarray) -> Dense:
+        def grow(way: Way, objects: np.ndarray) -> Dense:
             some = scan if len(objects) == len(new) else scan.only(objects + 1)
             return way.grow(some, new[objects], keep_measured, self.seed, spread)
 
@@ -165,9 +173,15 @@ class Upsampler:
         warnings.warn("CUDA out of memory: one cloud is upsampled on the CPU", stacklevel=2)
         return grow(self._on_cpu(), objects)
 
-    def _on_cpu(self) -> RayUpsampler | SurfaceUpsampler:
-        """A copy there; the one on the GPU stays for the others."""
-        return self._build(deepcopy(self.network), torch.device("cpu"), torch.float32)
+    def _on_cpu(self) -> Way:
+        """A copy there, which nobody waits for to be compiled; the one on the GPU stays for
+        others, and nothing more is allocated on it."""
+        with torch.random.fork_rng(devices=()):  # what its first weights are does not matter
+            network = build_network(self.config)
+        network.load_state_dict({n: value.cpu() for n, value in self.network.state_dict().items()})
+        other = copy(self)
+        other.compiled = False
+        return other._build(network.eval().requires_grad_(False), CPU, torch.float32)
 
     def _checked_origin(self, origin: Sequence[float] | None) -> np.ndarray | None:
         if self.config.domain != "sensor":

@@ -6,34 +6,38 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..compute import autocast, even_parts, in_threads
+from ..compute import even_parts, in_threads
 from ..dense import Dense
 from .compiled import CompiledRayNetwork, supports
 from .lattice import (
     LATTICE,
     best_of_each,
     judge_rays,
+    lattice_levels,
     lattice_rays,
-    lattice_shape,
     rays_along,
 )
-from .losses import LARGEST_INTENSITY
-from .network import EncodedRays, RayNetwork
+from .network import RayNetwork
 from .view import ObjectGraph, ObjectScan, look_around, nearest_measured, part_of, ray_points
 
 LIMITS = (LATTICE.tolerance, LATTICE.odds, LATTICE.unseen)
 
 
 class RayUpsampler:
-    """The sensor's network, and what it needs to upsample all objects of a scan."""
+    """The sensor's network as machine code, and what it needs to upsample all objects of a scan."""
 
-    def __init__(self, network: RayNetwork, device: torch.device, dtype: torch.dtype):
-        self.config = network.config
-        self.network, self.device, self.dtype = network.to(device), device, dtype
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def __init__(self, network: RayNetwork):
+        self.config, self.network = network.config, network.to(self.device)
         # read once: while one scan is shared among threads, new ones see a count of one
         self.threads = torch.get_num_threads()
-        plain = device.type == "cpu" and dtype == torch.float32 and supports(network)
-        self._rays = CompiledRayNetwork(network) if plain else TorchRays(network, device, dtype)
+        self._rays = CompiledRayNetwork(network)
+
+    @classmethod
+    def serves(cls, network: RayNetwork, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether there is machine code for the network, there, in this precision."""
+        return device.type == "cpu" and dtype == cls.dtype and supports(network)
 
     def grow(
         self,
@@ -45,27 +49,17 @@ class RayUpsampler:
     ) -> Dense:
         """new[i] points of object i + 1, one object after the other; all objects have points."""
         graph = look_around(scan)
-        levels = self._levels(graph, new / graph.sizes + keep_measured, spread)
+        steps = mean_steps(graph) if spread == "even" else None
+        ratios = new / graph.sizes + keep_measured
+        levels = lattice_levels(ratios, graph.sizes, graph.column, steps)
 
         def cast(part: slice) -> Dense:
             some, options = part_of(graph, part), (keep_measured, seed)
             return self._cast(scan, some, new[part], levels[part], *options)
 
         # a core for each part of the work is worth more than all cores for each operation
-        parts = even_parts(graph.sizes, self.threads if self.device.type == "cpu" else 1)
+        parts = even_parts(graph.sizes, self.threads)
         return Dense.concatenate(in_threads(cast, parts))
-
-    @staticmethod
-    def _levels(graph: ObjectGraph, ratios: np.ndarray, spread: str) -> np.ndarray:
-        """How many times denser in columns and rings (objects, 2) the lattice of each object is."""
-        if spread == "rings":  # one denser sensor for the whole scan
-            rings = max(2, round(float(ratios @ graph.sizes / graph.sizes.sum())))
-            columns = np.maximum(1, np.ceil(ratios / rings - 1e-9))
-            return np.stack((columns, np.full(len(ratios), rings)), axis=1).astype(np.int64)
-        cloud = np.repeat(np.arange(len(graph.sizes)), graph.sizes)
-        step = np.bincount(cloud, graph.steps[:, 0]) / graph.sizes
-        pairs = zip(step, ratios, strict=True)
-        return np.array([lattice_shape(graph.column, s, r) for s, r in pairs])
 
     def _cast(
         self,
@@ -103,21 +97,7 @@ class RayUpsampler:
         return Dense.new(points, sure[best], nearest_measured(scan, graph, anchors, points))
 
 
-class TorchRays:
-    """The network in PyTorch behind the interface of the compiled one: arrays in, arrays out."""
-
-    def __init__(self, network: RayNetwork, device: torch.device, dtype: torch.dtype):
-        self.network, self.device, self.dtype = network, device, dtype
-
-    def encode(self, *arrays: np.ndarray) -> EncodedRays:
-        with torch.inference_mode(), autocast(self.device, self.dtype):
-            return self.network.encode(*(torch.from_numpy(a).to(self.device) for a in arrays))
-
-    def decode(
-        self, encoded: EncodedRays, rays: np.ndarray, anchors: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        asked = (torch.from_numpy(a).to(self.device) for a in (rays, anchors))
-        with torch.inference_mode(), autocast(self.device, self.dtype):
-            out = self.network.decode(encoded, *asked)
-        answers = (out.depth, out.log_scale, out.log_intensity.clamp(max=LARGEST_INTENSITY).exp())
-        return tuple(t.float().cpu().numpy() for t in answers)
+def mean_steps(graph: ObjectGraph) -> np.ndarray:
+    """Radians between rings (objects,), in the mean over each object."""
+    cloud = np.repeat(np.arange(len(graph.sizes)), graph.sizes)
+    return np.bincount(cloud, graph.steps[:, 0]) / graph.sizes

@@ -105,3 +105,15 @@ def fit_lasers(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     slope = np.where(enough, (eu / count - mean_e * mean_u) / np.where(enough, spread, 1), 0.0)
     slope = np.where(np.abs(slope) < 0.5, slope, 0.0)  # metres; more is not a laser's place
     return mean_e - slope * mean_u, slope
+
+
+def ring_spacing(lasers: Lasers, number: np.ndarray, inverse: np.ndarray) -> np.ndarray:
+    """Radians (n, 2) to the ring above and below, of points on rings (n,), 1 / range away (n,)."""
+    last = len(lasers.elevation) - 1
+    both = []
+    for other in (np.minimum(number + 1, last), np.maximum(number - 1, 0)):
+        gap = lasers.elevation[other] - lasers.elevation[number]
+        gap += (lasers.height[other] - lasers.height[number]) * inverse
+        both.append(np.maximum(np.abs(gap), 1e-3))
+    up = np.where(number == last, both[1], both[0])  # the outermost have one neighbour
+    return np.stack((up, np.where(number == 0, up, both[1])), axis=1)

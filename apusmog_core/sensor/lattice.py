@@ -27,6 +27,7 @@ class LatticeConfig:
 
 
 LATTICE = LatticeConfig()
+Slots = tuple[np.ndarray, np.ndarray]  # columns, part of the way to the next ring
 
 
 @machine_code
@@ -45,6 +46,22 @@ def lattice_shape(step_azimuth, step_elevation, ratio):
     return across, rings
 
 
+def lattice_levels(
+    ratios: np.ndarray, sizes: np.ndarray, column: float = 0.0, steps: np.ndarray | None = None
+) -> np.ndarray:
+    """How many times denser in columns and rings (objects, 2) the lattice of each object is.
+
+    One denser sensor for the whole scan; or, where the mean steps between the rings of each object
+    are given, as dense across as along.
+    """
+    if steps is None:
+        rings = max(2, round(float(ratios @ sizes / sizes.sum())))
+        columns = np.maximum(1, np.ceil(ratios / rings - 1e-9))
+        return np.stack((columns, np.full(len(ratios), rings)), axis=1).astype(np.int64)
+    pairs = zip(steps, ratios, strict=True)
+    return np.array([lattice_shape(column, s, r) for s, r in pairs])
+
+
 def lattice_rays(
     graph: ObjectGraph, levels: np.ndarray, keep_measured: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -55,17 +72,23 @@ def lattice_rays(
     points to their partners above (the columns of two rings are seldom the same), tier 1 between
     these columns.
     """
-    own = 1 if keep_measured else 0  # the ray of the point itself is the first
     size = levels[:, 0] * MOST_RINGS + levels[:, 1]
     for across, rings in (divmod(n, MOST_RINGS) for n in np.unique(size).tolist()):
-        x, y = (a.ravel() for a in np.meshgrid(np.arange(across), np.arange(rings)))
-        x, way = x / across, y / rings
+        up, down = lattice_slots(across, rings, keep_measured)
         anchors = np.flatnonzero(size == across * MOST_RINGS + rings)
-        yield anchors, *_rays_of(graph.aside[anchors], 1.0, x[own:], way[own:])
+        yield anchors, *_rays_of(graph.aside[anchors], 1.0, *up)
         lowest = anchors[graph.ends[anchors, 1]]
         if len(lowest):
             straight = np.zeros(len(lowest), np.float32)
-            yield lowest, *_rays_of(straight, -1.0, x[across:], way[across:])
+            yield lowest, *_rays_of(straight, -1.0, *down)
+
+
+def lattice_slots(across: int, rings: int, keep_measured: bool) -> tuple[Slots, Slots]:
+    """Rays of a point upwards and, of the lowest, downwards: columns (s,), part of the way (s,)."""
+    x, y = (a.ravel() for a in np.meshgrid(np.arange(across), np.arange(rings)))
+    x, way = x / across, y / rings
+    own = 1 if keep_measured else 0  # the ray of the point itself is the first
+    return (x[own:], way[own:]), (x[across:], way[across:])
 
 
 @machine_code

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..model.attention import PointTransformerLayer, gather, mlp
-from ..model.smog import MixtureHead, log_normal
+from ..model.smog import MixtureHead
 from ..model.transformer import DecoderLayer, FourierCode, PointingHead, Tokens
 from .view import CONTEXT
 
@@ -29,7 +29,7 @@ class EncodedRays:
     """What the decoder needs to know of the measured points, N of all objects together."""
 
     neighbours: Tensor  # (N, k), each point's own index first
-    offsets: Tensor  # (N, k, 3)
+    offsets: Tensor  # (N, k, 4): columns, rings, depth as the position codes see it, and as it is
     features: Tensor  # (N, D)
     tokens: Tensor  # (N, D), what each point tells the rays around it
     components: Tensor  # (N, 6), see `components`
@@ -63,16 +63,25 @@ class RayNetwork(nn.Module):
         self.sharpness = nn.Parameter(torch.tensor([0.5, 2.0]))  # columns, rings
 
     def encode(
-        self, offsets: Tensor, neighbours: Tensor, context: Tensor, cloud: Tensor
+        self,
+        offsets: Tensor,
+        neighbours: Tensor,
+        context: Tensor,
+        cloud: Tensor,
+        objects: int | None = None,
     ) -> EncodedRays:
-        """offsets (N, k, 3) to neighbours (N, k), context (N, C), object of each point (N,)."""
+        """offsets (N, k, 3) to neighbours (N, k), context (N, C), object of each point (N,).
+
+        Where the number of objects is given, a GPU need not be waited for.
+        """
         x = self.embed(context)
-        x = x + self.whole(pool_objects(torch.relu(x), cloud))[cloud]
-        seen, near = see(offsets)[None], neighbours[None]
-        features = self.extract(x[None], self.extract.project(x[None]), seen, near)
+        x = x + self.whole(pool_objects(x, cloud, objects))[cloud]
+        seen = see(offsets)
+        around = (seen[None, ..., :3], neighbours[None])
+        features = self.extract(x[None], self.extract.project(x[None]), *around)
         return EncodedRays(
             neighbours,
-            offsets,
+            seen,
             features[0],
             self.tokens.project(features)[0],
             self.components(features)[0],
@@ -90,16 +99,18 @@ class RayNetwork(nn.Module):
     def decode(self, encoded: EncodedRays, rays: Tensor, anchors: Tensor) -> RayAnswers:
         """rays (A, s, 2) in steps from their anchors (A,)."""
         offsets, near = encoded.offsets[anchors], encoded.neighbours[anchors]
-        tokens = self.tokens(encoded.tokens[None], see(offsets)[None], near[None])
+        tokens = self.tokens(encoded.tokens[None], offsets[None, ..., :3], near[None])
         x = self.query(rays / RAY_REACH)[None] + encoded.features[anchors][None, :, None]
         for layer in self.decoder:
             x = layer(x, tokens)
         x = self.norm(x)
-        sharp = self.sharpness.abs()
+        # -sharpness |offset - ray|^2, but for what all neighbours share (the softmax drops it)
         where = offsets[..., :2]  # (A, k, 2)
-        nearness = 2 * (rays * sharp) @ where.mT - (where.square() * sharp).sum(-1)[:, None]
+        sharp = where * self.sharpness.abs()
+        own = (where * sharp).sum(-1)[:, None]
+        nearness = torch.baddbmm(own, rays, sharp.mT, beta=-1, alpha=2)  # (A, s, k)
         weights, raw = self.head(x, tokens, nearness[None])
-        depth = (weights[0] @ offsets[..., 2:])[..., 0]
+        depth = (weights[0] @ offsets[..., 3:])[..., 0]
         depth = depth + LARGEST_SHIFT * torch.tanh(raw[0, ..., 0])
         log_scale = raw[0, ..., 1].clamp(*LOG_SCALE)
         return RayAnswers(depth, log_scale, self.log_intensity(encoded, rays, offsets, near))
@@ -110,22 +121,28 @@ class RayNetwork(nn.Module):
         """ln of the sum of w_j N_j (eq. 2) over the neighbours (A, k), at rays (A, s, 2)."""
         component = gather(encoded.components[None], near[None])[0]  # (A, k, 6)
         centre = offsets[..., :2] + component[..., :2]
-        away = rays[:, :, None] - centre[:, None]  # (A, s, k, 2)
-        first, low, second, weight = component[:, None, :, 2:].unbind(-1)
-        own = (near != near[:, :1]).float()  # missing neighbours repeat the point itself
-        own[:, 0] = 1.0
-        density = log_normal(away, first, low, second) + weight
-        return torch.logsumexp(density + own.clamp_min(1e-9).log()[:, None], dim=-1)
+        across, up = (rays[:, :, None] - centre[:, None]).unbind(-1)  # (A, s, k)
+        first, low, second, weight = component[..., 2:].unbind(-1)
+        peak = weight - torch.log(first * second) - math.log(2 * math.pi)
+        missing = near == near[:, :1]  # these repeat the point itself
+        missing[:, 0] = False
+        peak = peak.masked_fill(missing, -math.inf)
+        u = across / first[:, None]
+        v = torch.addcmul(up, low[:, None], u, value=-1) / second[:, None]
+        return torch.logsumexp(peak[:, None] - 0.5 * torch.addcmul(u * u, v, v), dim=-1)
 
 
 def see(offsets: Tensor) -> Tensor:
-    """Offsets as the position codes see them: depth edges are many steps."""
-    return torch.cat((offsets[..., :2], torch.asinh(offsets[..., 2:])), dim=-1)
+    """Offsets (N, k, 3) with the depth as the position codes see it, too: edges are many steps."""
+    depth = offsets[..., 2:]
+    return torch.cat((offsets[..., :2], torch.asinh(depth), depth), dim=-1)
 
 
-def pool_objects(x: Tensor, cloud: Tensor) -> Tensor:
-    """Greatest of each channel over the points of each object: x (N, D), cloud (N,) -> (o, D)."""
-    objects = int(cloud[-1]) + 1 if len(cloud) else 0
+def pool_objects(x: Tensor, cloud: Tensor, objects: int | None = None) -> Tensor:
+    """Greatest of each channel over the points of each object, or zero: x (N, D), cloud (N,) ->
+    (objects, D)."""
+    if objects is None:
+        objects = int(cloud[-1]) + 1 if len(cloud) else 0
     index = cloud[:, None].expand_as(x)
     return x.new_zeros(objects, x.shape[1]).scatter_reduce(0, index, x, "amax")
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..compute import machine_code
 from .grid import to_polar, turn
 from .kernels import inverse_sinh
-from .lasers import find_lasers
+from .lasers import Lasers, find_lasers
 
 # Neighbours of a point that the network attends to, as (rings, columns) away; itself first.
 NEIGHBOURS = np.array(
@@ -72,8 +72,18 @@ class ObjectGraph:
     column: float  # radians
 
 
-def look_around(scan: ObjectScan) -> ObjectGraph:
-    """The graph of a scan's objects: neighbours by ring and column, and the view around them."""
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Where the returns of a scan lie among the rings and columns of its sensor."""
+
+    polar: np.ndarray  # (n, 3) azimuth, elevation, ln(range)
+    lasers: Lasers
+    column: np.ndarray  # (n,) 0..
+    columns: int
+    step: float  # radians of a column
+
+
+def find_grid(scan: ObjectScan) -> Grid:
     polar = to_polar(scan.points)
     if scan.bias is not None:
         polar[:, 2] = np.log(np.maximum(np.exp(polar[:, 2]) - scan.bias, 1e-3))
@@ -81,11 +91,23 @@ def look_around(scan: ObjectScan) -> ObjectGraph:
     most = max(8, MOST_CELLS // len(lasers.elevation))
     columns = min(max(8, round(2 * np.pi / lasers.step)), most)
     step = max(lasers.step, 2 * np.pi / columns)
-    column = find_columns(polar[:, 0], columns)
-    images = _images(lasers.number, column, polar, scan.instance, len(lasers.elevation), columns)
-    order = np.argsort(scan.instance, kind="stable")
-    rows = order[np.searchsorted(scan.instance[order], 1) :]
-    sizes = np.bincount(scan.instance[rows], minlength=1)[1:]
+    return Grid(polar, lasers, find_columns(polar[:, 0], columns), columns, step)
+
+
+def objects_in_order(instance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (a,) of the points of all objects, one object after the other, and their sizes."""
+    order = np.argsort(instance, kind="stable")
+    rows = order[np.searchsorted(instance[order], 1) :]
+    return rows, np.bincount(instance[rows], minlength=1)[1:]
+
+
+def look_around(scan: ObjectScan) -> ObjectGraph:
+    """The graph of a scan's objects: neighbours by ring and column, and the view around them."""
+    grid = find_grid(scan)
+    polar, lasers, column = grid.polar, grid.lasers, grid.column
+    where = (lasers.number, column, polar, scan.instance)
+    images = _images(*where, len(lasers.elevation), grid.columns)
+    rows, sizes = objects_in_order(scan.instance)
     place = np.full(len(scan.points), -1, np.int64)
     place[rows] = np.arange(len(rows))
     height = np.full(len(rows), np.nan, np.float32)
@@ -94,13 +116,13 @@ def look_around(scan: ObjectScan) -> ObjectGraph:
     where = (polar, lasers.number, column, scan.instance)
     found = _look(*where, images, rows, place, lasers.elevation, lasers.height)
     neighbours, offsets, context, steps, aside, ends = found
-    objects = _object_scalars(polar, lasers.number, rows, sizes, height, len(lasers.elevation))
+    objects = object_scalars(grid, rows, sizes, height)
     cloud = np.repeat(np.arange(len(sizes)), sizes)
-    _scalars(context, polar, rows, cloud, height, objects, steps, step, scan.whole)
+    _scalars(context, polar, rows, cloud, height, objects, steps, grid.step, scan.whole)
     mine = lasers.number[rows]
     border = np.stack((mine == len(lasers.elevation) - 1, mine == 0), axis=1)
     links = (neighbours, offsets, context, steps, aside, ends, border)
-    return ObjectGraph(rows, sizes, polar[rows], *links, step)
+    return ObjectGraph(rows, sizes, polar[rows], *links, grid.step)
 
 
 def part_of(graph: ObjectGraph, objects: slice) -> ObjectGraph:
@@ -311,10 +333,22 @@ def _look(polar, number, columns_of, instance, images, rows, place, elevation, h
     return neighbours, offsets, context, steps, aside, ends
 
 
+def object_scalars(
+    grid: Grid, rows: np.ndarray, sizes: np.ndarray, height: np.ndarray
+) -> np.ndarray:
+    """For each object (objects, 6), as the network sees them: bottom and top above ground, width,
+    depth, rings, and how many rings of the sensor lie above its highest."""
+    lasers = grid.lasers
+    extent = _extents(grid.polar, lasers.number, rows, sizes, height, len(lasers.elevation))
+    extent[:, :2] = extent[:, :2].clip(-1, 6)
+    extent[:, 2:4] = np.log1p(extent[:, 2:4])
+    extent[:, 4] = np.log(extent[:, 4])
+    extent[:, 5] = extent[:, 5].clip(max=2)
+    return extent
+
+
 @machine_code
-def _object_scalars(polar, number, rows, sizes, height, rings):
-    """For each object (objects, 6): bottom and top above ground, width, depth, rings, and how many
-    rings of the sensor lie above its highest."""
+def _extents(polar, number, rows, sizes, height, rings):
     result = np.zeros((len(sizes), 6), np.float32)
     begin = 0
     for o in range(len(sizes)):
@@ -349,10 +383,6 @@ def _scalars(context, polar, rows, cloud, height, objects, steps, column, whole)
         row[5] = 1.0 if whole else 0.0
         if known:
             row[6] = min(max(height[a], -1.0), 6.0)
-            row[7] = min(max(objects[o, 0], -1.0), 6.0)
-            row[8] = min(max(objects[o, 1], -1.0), 6.0)
+            row[7:9] = objects[o, :2]
             row[13] = min(height[a] / np.exp(row[0]), 8.0)  # rings down to the ground
-        row[9] = np.log1p(objects[o, 2])
-        row[10] = np.log1p(objects[o, 3])
-        row[11] = np.log(objects[o, 4])
-        row[12] = min(objects[o, 5], 2.0)
+        row[9:13] = objects[o, 2:]

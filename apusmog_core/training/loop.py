@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 import os
 import random
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from .. import weights
 from ..compute import autocast, keep_allocations, parse_device, parse_precision
@@ -55,6 +57,8 @@ class Processes:
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
 
     def __enter__(self) -> Processes:
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # NCCL works on the present device
         if self.size > 1:
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
         return self
@@ -90,7 +94,8 @@ class Run:
         self.path = Path(config.out) / CHECKPOINT
         if resume:
             self.load()
-        self.source = source or open_source(config)
+        source = source or open_source(config)
+        self.batches = prepared_batches(source, range(self.step, config.steps), config, processes)
         self.loss = ray_loss if config.network.domain == "sensor" else surface_loss
 
     def loop(self) -> None:
@@ -126,8 +131,7 @@ class Run:
     def advance(self, forward: nn.Module) -> dict[str, Tensor]:
         """One optimiser step; the batch depends on seed and step alone."""
         config, device = self.config, self.processes.device
-        batch = self.source(self.step, self.processes.rank, self.processes.size)
-        batch = {name: value.to(device) for name, value in batch.items()}
+        batch = {n: value.to(device, non_blocking=True) for n, value in next(self.batches).items()}
         for g in self.optimiser.param_groups:
             g["lr"] = learning_rate(config, self.step)
         with autocast(device, parse_precision(config.precision)):
@@ -253,6 +257,32 @@ def open_log(folder: str):
 # --- batches -------------------------------------------------------------------------------------
 
 Source = Callable[[int, int, int], dict[str, Tensor]]  # step, rank, processes -> batch
+
+
+def prepared_batches(
+    source: Source, steps: range, config: TrainConfig, processes: Processes
+) -> Iterator[dict[str, Tensor]]:
+    """Batches of the steps in order, prepared by other processes while a step runs."""
+    workers = config.workers if sys.platform == "linux" else 0  # elsewhere a source cannot be sent
+    loader = DataLoader(
+        Batches(source, processes.rank, processes.size),
+        sampler=steps,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context="fork" if workers else None,
+        pin_memory=processes.device.type == "cuda",
+    )
+    yield from loader
+
+
+class Batches(Dataset):
+    """The batch of this process at each step."""
+
+    def __init__(self, source: Source, rank: int, size: int):
+        self.source, self.place = source, (rank, size)
+
+    def __getitem__(self, step: int) -> dict[str, Tensor]:
+        return self.source(step, *self.place)
 
 
 def open_source(config: TrainConfig) -> Source:

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a device needs to know of a scan, in one upload: see `device.py` for what it does with it.
+
+In shapes: N returns, a object points, o objects, R rows of S rays each.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .lasers import ring_spacing
+from .lattice import LATTICE, Slots, lattice_slots
+from .view import (
+    COLUMNS_AROUND,
+    NEIGHBOURS,
+    RINGS_AROUND,
+    WINDOW,
+    Grid,
+    ObjectScan,
+    object_scalars,
+)
+
+NOTHING, OUTSIDE = 0, 1  # rows of the table of returns: no return there; no ring of the sensor
+PARTNERS = [(ring, column) for ring in (1, -1) for column in range(-2, 3)]
+NEAR = slice(len(PARTNERS), len(PARTNERS) + len(NEIGHBOURS))  # places of the neighbours
+AROUND = slice(NEAR.stop, NEAR.stop + len(WINDOW))
+MOST_SLOTS = 32  # rays of a row
+NO_RAY = 1e6  # place in the order of a slot that holds none
+
+
+def send(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
+    """Arrays to a device in one upload: as int64 and float32, wherefore both travel as 32 bits."""
+    kinds = {name: "if"[a.dtype.kind == "f"] for name, a in arrays.items()}
+    names = sorted(arrays, key=lambda name: kinds[name], reverse=True)  # integers first
+    narrow = {"i": np.int32, "f": np.float32}
+    flat = [arrays[name].astype(narrow[kinds[name]]).reshape(-1) for name in names]
+    whole = torch.from_numpy(np.concatenate([part.view(np.float32) for part in flat])).to(device)
+    integers = sum(part.size for part in flat if part.dtype == np.int32)
+    numbers = {"i": whole[:integers].view(torch.int32).long(), "f": whole[integers:]}
+    taken, sent = {"i": 0, "f": 0}, {}
+    for name, part in zip(names, flat, strict=True):
+        kind, begin = kinds[name], taken[kinds[name]]
+        sent[name] = numbers[kind][begin : begin + part.size].view(arrays[name].shape)
+        taken[kind] += part.size
+    return sent
+
+
+def pack_scan(
+    scan: ObjectScan, grid: Grid, rows: np.ndarray, sizes: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Arrays for looking around the points of objects: rows (a,) of the scan, sizes (o,)."""
+    returns, image = table_of_returns(scan, grid, rows)
+    number, width = grid.lasers.number[rows], image.shape[1]
+    # places around a cell: of its own image, then of that of nearest returns, one cell shorter
+    places = [r * width + c for r, c in PARTNERS]
+    around = (*NEIGHBOURS.tolist(), *WINDOW.tolist())
+    places += [image.size - 1 + r * width + c for r, c in around]
+    height = np.full(len(rows), np.nan) if scan.height is None else scan.height[rows]
+    objects = object_scalars(grid, rows, sizes, height.astype(np.float32))
+    known = np.isfinite(height)
+    height = np.where(known, height, 0.0)
+    about = (known, np.full(len(rows), scan.whole), height.clip(-1, 6), height)
+    spacing = ring_spacing(grid.lasers, number, np.exp(-grid.polar[rows, 2]))
+    return {
+        "image": image,  # (rings, columns) of rows of `returns`
+        "cell": (number + RINGS_AROUND) * width + grid.column[rows] + COLUMNS_AROUND,  # (a,)
+        "places": np.array(places),
+        "cloud": np.repeat(np.arange(len(sizes)), sizes),  # (a,)
+        "returns": returns,  # (N, 7)
+        "own": returns[rows + 2],  # (a, 7)
+        "others": (NEIGHBOURS != 0).any(axis=1).astype(np.float32),  # all but the point itself
+        "azimuth": grid.polar[rows, 0],  # (a,)
+        "spacing": spacing * (1, -1),  # (a, 2) radians up and down
+        "about": np.stack(about, axis=1).astype(np.float32),  # (a, 4)
+        "objects": objects,  # (o, 6)
+        "measured": np.column_stack((scan.points[rows], rows)).astype(np.float32),  # (a, 4)
+    }
+
+
+def table_of_returns(
+    scan: ObjectScan, grid: Grid, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (N, 7): column, ring, ln(range), elevation, instance, place among the object points,
+    and 1 (0 for NOTHING, -1 for OUTSIDE); and the image (rings, columns) of their rows in it.
+
+    Beyond the image's ends the turn goes on, with rows of their own: so azimuths never wrap.
+    """
+    count, columns, number = len(grid.column), grid.columns, grid.lasers.number
+    turn = (grid.polar[:, 0] + np.pi) / (2 * np.pi) * columns
+    turn -= columns * np.round((turn - grid.column) / columns)
+    place = np.full(count, -1)
+    place[rows] = np.arange(len(rows))
+    table = np.zeros((2 + count, 7), np.float32)
+    table[:2, 4], table[OUTSIDE, 6] = -1, -1
+    columns_of = (turn, number, grid.polar[:, 2], grid.polar[:, 1], scan.instance, place)
+    for axis, values in enumerate((*columns_of, 1)):
+        table[2:, axis] = values
+    rings = len(grid.lasers.elevation)
+    shape = (rings + 2 * RINGS_AROUND, columns + 2 * COLUMNS_AROUND)
+    image = np.full(shape, OUTSIDE)
+    inside = image[RINGS_AROUND:-RINGS_AROUND]
+    inside[:] = NOTHING
+    inside[number, grid.column + COLUMNS_AROUND] = np.arange(2, count + 2)
+    tables, total = [table], len(table)
+    last = columns + COLUMNS_AROUND
+    for to, begin, shift in ((0, columns, -columns), (last, COLUMNS_AROUND, columns)):
+        rows_there = inside[:, begin : begin + COLUMNS_AROUND].copy()
+        there = (rows_there > OUTSIDE) & (rows_there < len(table))
+        again = table[rows_there[there]]
+        again[:, 0] += shift
+        rows_there[there] = total + np.arange(len(again))
+        inside[:, to : to + COLUMNS_AROUND] = rows_there
+        tables.append(again)
+        total += len(again)
+    return np.concatenate(tables), image
+
+
+def pack_lattice(
+    levels: np.ndarray,
+    sizes: np.ndarray,
+    border: np.ndarray,
+    new: np.ndarray,
+    keep_measured: bool,
+) -> tuple[dict[str, np.ndarray], int]:
+    """The rays of a lattice as rows of slots, and how many rows a lowest point has downwards.
+
+    levels (o, 2) columns and rings, border (a, 2) on the sensor's highest ring, on its lowest.
+    `blocks` (types, S, 7) are the kinds of rows there are. Slots: where a ray goes in columns, how
+    much of the way aside to the partner, in rings up, in rings down, place in the order of the
+    choice, tier, factor of the confidence.
+    """
+    kinds, level = np.unique(levels, axis=0, return_inverse=True)
+    up, down = zip(*(_slots(*kind, keep_measured) for kind in kinds.tolist()), strict=True)
+    level = level.reshape(-1)
+    usual = np.bincount(np.array([len(x) for x, _ in up])[level], weights=sizes).argmax()
+    slots = min(max(int(usual), 1), MOST_SLOTS)
+    down_rows = max(-(-len(x) // slots) for x, _ in down)
+    blocks, first_up, first_down = [], [], []
+    for (x, way), (x_down, way_down) in zip(up, down, strict=True):
+        first_up.append(len(blocks))
+        up_rows = -(-len(x) // slots)
+        for unseen in (1.0, LATTICE.unseen):
+            blocks += _blocks(x, way, 0 * way, way, slots, up_rows, unseen)
+        first_down.append(len(blocks))
+        for unseen in (1.0, LATTICE.unseen):
+            flat = 0 * way_down
+            blocks += _blocks(x_down, flat, way_down, flat, slots, down_rows, unseen)
+    cloud = np.repeat(np.arange(len(sizes)), sizes)
+    up_rows = np.array([-(-len(x) // slots) for x, _ in up])[level]  # of each object
+    per = up_rows[cloud]
+    anchors = np.repeat(np.arange(len(cloud)), per)
+    row = np.arange(len(anchors)) - np.repeat(np.cumsum(per) - per, per)
+    kind = np.array(first_up)[level][cloud] + border[:, 0] * per
+    packed = {
+        "blocks": np.array(blocks, np.float32),  # (types, S, 7)
+        "anchors": anchors,  # (R,) of rows upwards
+        "kinds": kind[anchors] + row,  # (R,)
+        "down": np.array(first_down)[level][cloud] + border[:, 1] * down_rows,  # (a,) kind of row
+        "new": new,  # (o,)
+        "begin": np.cumsum(new) - new,  # (o,)
+    }
+    return packed, down_rows
+
+
+def _slots(across: int, rings: int, keep_measured: bool) -> tuple[Slots, Slots]:
+    """As `lattice_slots`, and last a ray beside each point, where the lattice has one column: for
+    objects with too few likely rays. To ask only where they are missing would be to wait for it."""
+    (x, way), down = lattice_slots(across, rings, keep_measured)
+    if across == 1:
+        x, way = np.append(x, 0.5), np.append(way, 0.0)
+    return (x, way), down
+
+
+def _blocks(x, aside, below, above, slots: int, rows: int, unseen: float) -> list[np.ndarray]:
+    """Rows of slots (rows, slots, 7), the last filled up with slots that hold no ray."""
+    tier = x > 0
+    factor = np.where((above > 0) | (below > 0), unseen, 1.0)
+    filled = np.stack((x, aside, above, below, 2.0 * tier, tier, factor), axis=1)
+    table = np.zeros((rows * slots, 7))
+    table[:, 4] = NO_RAY
+    table[: len(x)] = filled
+    return list(table.reshape(rows, slots, 7))
