@@ -150,7 +150,7 @@ class MixtureHead(nn.Module):
 
     def forward(self, features: Tensor) -> Mixture:
         """features (B, K, D) -> Mixture of K components."""
-        raw = self.xi(features)
+        raw = self.xi(features).float()  # half precision has no angles near the poles
         mean, spread, weight = raw.split((self.mean_size, 3, 1), dim=-1)
         if self.config.domain == "sensor":
             mean = torch.tanh(mean)  # a component stays within one grid step of its own ray
