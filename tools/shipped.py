@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of the shipped weights on clouds of our own making, small enough for every test run.
 
-    python -m tools.shipped          # score, and write what test/test_shipped.py expects
-    python -m tools.shipped --shapes # sample the shapes again first
+python -m tools.shipped          # score, and write what test/test_shipped.py expects
+python -m tools.shipped --shapes # sample the shapes again first
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def make_shapes(seed: int = 0) -> dict[str, np.ndarray]:
     """Points (512, 3) of three built-in shapes and their truth (2048, 3)."""
     from apusmog_core.simulate.objects import BUILDERS
 
-    from .ratios import to_open3d, knot, sample_mesh
+    from .ratios import knot, sample_mesh, to_open3d
 
     rng = np.random.default_rng(seed)
     bodies = {name: BUILDERS[name](rng) for name in ("car", "person")}
