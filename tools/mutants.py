@@ -494,14 +494,14 @@ MUTANTS = [
         "apusmog_core/pipeline.py",
         'counts[np.argsort(counts - wanted, kind="stable")[:missing]] += 1',
         "pass",
-        "pipeline::count or apportion or exact or ratio",
+        "pipeline::exact or shares",
     ),
     Mutant(
         "measured points held to a confidence",
         "apusmog_core/pipeline.py",
         "sure = ~dense.generated | (dense.confidence >= self.config.min_confidence)",
         "sure = dense.confidence > 1 + 0 * self.config.min_confidence",
-        "pipeline::confidence",
+        "pipeline::unsure",
     ),
     Mutant(
         "intensity of the wrong points",
