@@ -43,19 +43,64 @@ class ModelConfig:
         "over the neighbours' coordinates plus a bounded offset",
         choices=("absolute", "anchored", "pointing"),
     )
+    frame: str = setting(
+        "local",
+        "what eq. 1 knows of a point: coordinates and lengths in its patch (the paper), or offsets "
+        "in local spacings, so that neither the cut of a patch nor its density matters",
+        choices=("patch", "local"),
+    )
+    eta_hidden: int = setting(0, "hidden size of eta, the position code; 0 means D", low=0)
+    gamma_hidden: int = setting(0, "hidden size of gamma, the weights of eq. 1; 0 means D", low=0)
+    xi_hidden: int = setting(0, "hidden size of xi, the mixture's MLP; 0 means D", low=0)
+    mlp_norm: str = setting(
+        "none",
+        "batch norm in the MLPs (the released code), or none, so that a point's output depends on "
+        "its own cloud alone",
+        choices=("batch", "none"),
+    )
+    query_code: str = setting(
+        "octaves",
+        "Fourier code of a sample: random directions and an MLP (the released code), or octaves "
+        "and one layer, which is smaller",
+        choices=("random", "octaves"),
+    )
     covariance: str = setting(
-        "tanh", "how covariances stay valid", choices=("clamp", "tanh", "rotation")
+        "tanh",
+        "how covariances stay valid: clamped (the paper), or by a tanh or a rotation, whose "
+        "gradients do not vanish",
+        choices=("clamp", "tanh", "rotation"),
+    )
+    spread: float = setting(
+        0.0,
+        "deviation before training; 0 means 1.2 radians, nearly all directions, as an anchored "
+        "query needs no mean of its own, or .35 grid steps of the sensor",
+        low=0.0,
+        high=2.0,
+    )
+    sample_limit: float = setting(
+        0.0, "samples stay within this many deviations, as in the released code; 0: anywhere", low=0
     )
     learned_weights: bool = setting(False, "learn the mixture weights (the paper's future work)")
     component_share: float = setting(1.0, "components per input point", low=0.01, high=1.0)
     uniform_sphere: bool = setting(False, "sample the sphere uniformly (FoldingNet-like ablation)")
     frequencies: int = setting(6, "Fourier frequencies of the query code", low=1, high=16)
     refinements: int = setting(1, "passes of the refinement block", low=0, high=4)
+    refine_from: str = setting(
+        "encoder",
+        "features that the refinement sees: the backbone's at the nearest input point (the paper), "
+        "or the encoder's at the anchor, which know more and need no search",
+        choices=("backbone", "encoder"),
+    )
     refine_neighbours: int = setting(
         0, "k of the refinement; 0 means 4r, as in the paper", low=0, high=128
     )
-
     refine_width: int = setting(0, "feature size of the refinement; 0 means D", low=0, high=1024)
+    choice: str = setting(
+        "relaxed",
+        "how candidates become the output: farthest points of what the patches gave (the paper), "
+        "or chosen from three times as many and the input, then relaxed, which is more even",
+        choices=("farthest", "relaxed"),
+    )
 
     def __post_init__(self):
         validate(self)
@@ -70,13 +115,24 @@ class ModelConfig:
 
 
 PRESETS: dict[str, ModelConfig] = {
-    "paper": ModelConfig(
+    "paper": ModelConfig(  # to the letter; what the others change says why in its line above
         width=128,
         neighbours=32,
         attention="global",
         query_self_attention=True,
         output="absolute",
+        frame="patch",
         covariance="clamp",
+        refine_from="backbone",
+        choice="farthest",
+        # of these the paper does not speak; they are the released code's
+        eta_hidden=3,
+        gamma_hidden=16,
+        xi_hidden=64,
+        mlp_norm="batch",
+        query_code="random",
+        spread=0.275,
+        sample_limit=2.0,
     ),
     "shape": ModelConfig(
         width=32,
@@ -120,6 +176,9 @@ class DataConfig:
     jitter: float = setting(
         0.0, "largest deviation of input noise: patch radii, or metres of range", low=0.0
     )
+    jitter_chance: float = setting(0.5, "chance of noise on a surface patch", low=0.0, high=1.0)
+    rotation: float = setting(1.0, "chance of turning a surface patch", low=0.0, high=1.0)
+    mirror: float = setting(0.5, "chance of mirroring a surface patch", low=0.0, high=1.0)
     thinning: float = setting(0.0, "chance of thinning a patch unevenly", low=0.0, high=1.0)
 
 
@@ -137,6 +196,9 @@ class TrainConfig:
     rate_end: float = setting(1e-6, "learning rate at the end of the cosine", low=0.0)
     warmup: int = setting(500, "steps of linear warm-up", low=0)
     weight_decay: float = setting(0.1, "AdamW weight decay", low=0.0)
+    decay_all: bool = setting(
+        False, "decay biases and norms, too, as the released code; ours decay matrices alone"
+    )
     clip: float = setting(0.1, "largest gradient norm", low=0.0)
     ema: float = setting(0.999, "decay of the averaged weights; 0 turns it off", low=0.0, high=1.0)
     loss: str = setting(

@@ -44,6 +44,17 @@ def nearest_in_batch(points: Tensor, k: int) -> Tensor:
     return index[..., torch.arange(k, device=points.device) % k_found]
 
 
+def nearest_between(x: Tensor, z: Tensor, k: int) -> Tensor:
+    """Indices (B, X, k) of the k nearest points of z (B, Z, 3) for each of x (B, X, 3)."""
+    k = min(k, z.shape[1])
+    if x.is_cuda:
+        with torch.no_grad():
+            return torch.cdist(x, z).topk(k, largest=False).indices
+    pairs = zip(x.detach().numpy(), z.detach().numpy(), strict=True)
+    found = [cKDTree(b).query(a, k=np.arange(1, k + 1))[1] for a, b in pairs]
+    return torch.from_numpy(np.stack(found))
+
+
 def farthest(points: np.ndarray, count: int) -> np.ndarray:
     """Indices of `count` farthest points, in the order they are found."""
     import fpsample

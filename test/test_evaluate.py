@@ -201,9 +201,12 @@ def test_results_are_written_unscaled_as_csv_and_json(tmp_path):
 
 def test_each_ablation_run_differs_from_the_full_model_in_what_it_is_named_for():
     config = TrainConfig(preset="paper", out="runs/x", batch=64, warmup=500)
-    runs = ablation.ablation_runs(config, patches=6400)
+    runs = ablation.ablation_runs(config, patches=64_000)
     full = flatten(runs["full model"]) | flatten(runs["full model"].network)
-    assert full["steps"] == 100 and full["warmup"] == 10
+    assert (full["steps"], full["batch"], full["warmup"]) == (1000, 64, 100)
+    assert full["choice"] == "farthest"  # the paper's protocol
+    short = ablation.ablation_runs(config, patches=4000)["full model"]
+    assert (short.steps, short.batch) == (500, 8)
     changed = {}
     for name, run in runs.items():
         values = flatten(run) | flatten(run.network)

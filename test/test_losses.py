@@ -100,7 +100,7 @@ def test_the_total_is_the_weighted_sum_of_its_parts():
         "points": points,
         "neighbours": nearest_in_batch(points, 16),
         "target": torch.randn(1, 96, 3),
-        "noise": torch.randn(1, 24, 4, 2),
+        "noise": torch.randn(1, 96, 2),
     }
     plain = surface_loss(network, batch, TrainConfig())[1]
     weights = TrainConfig(lambda_fine=0.02, lambda_coarse=0.03, lambda_drift=0.5)

@@ -124,11 +124,31 @@ def test_an_output_point_does_not_depend_on_how_many_are_asked_for(cloud, noise)
     assert torch.allclose(three.coarse.unflatten(1, (40, 3))[:, :, 0], one.coarse, atol=1e-5)
 
 
+def test_before_training_a_sample_leads_to_the_neighbours_on_its_side(cloud, noise):
+    """Heads start at zero: what is left is the prior, followed here neighbour by neighbour."""
+    torch.manual_seed(0)
+    network = ApuSmog(ModelConfig(**{**vars(PRESETS["shape"]), **SMALL, "refinements": 0}))
+    near = nearest_in_batch(cloud, 6)
+    encoded = network.encode(cloud, near)
+    samples = network.sample(network.mixture(encoded), noise.flatten(1, 2))
+    out = network.decode(encoded, samples).coarse.unflatten(1, (40, 3))
+    for i in (0, 17, 39):
+        spacing = (cloud[0, near[0, i, 1:7]] - cloud[0, i]).norm(dim=1).mean()
+        offsets = (cloud[0, near[0, i]] - cloud[0, i]) / spacing
+        for s in range(3):
+            lead = 0.7 * samples[0, 3 * i + s]
+            weights = (-6.0 * (offsets - lead).square().sum(dim=1)).softmax(dim=0)
+            expected = cloud[0, i] + spacing * (weights[:, None] * offsets).sum(dim=0)
+            assert torch.allclose(out[0, i, s], expected, atol=1e-4)
+
+
 def test_every_switch_of_the_configuration_runs(cloud, noise):
     for changes in (
         {"output": "anchored"},
         {"output": "absolute", "attention": "global"},
         {"attention": "global", "query_self_attention": True},
+        {"frame": "patch", "query_code": "random", "mlp_norm": "batch"},
+        {"refine_from": "backbone", "covariance": "clamp", "sample_limit": 2.0, "spread": 0.3},
         {"uniform_sphere": True},
         {"learned_weights": True},
         {"refinements": 2, "refine_neighbours": 5},

@@ -88,6 +88,21 @@ def test_an_object_does_not_change_what_is_said_of_another():
     assert torch.allclose(together.features[first], alone.features, atol=1e-5)
 
 
+def test_before_training_a_depth_is_that_of_the_neighbours_the_ray_passes():
+    """The head starts at zero: what is left is the prior, followed here neighbour by neighbour."""
+    torch.manual_seed(0)
+    fresh = RayNetwork(PRESETS["lidar"]).eval().requires_grad_(False)
+    given, rays, anchors = arrays(20)
+    found = fresh.decode(fresh.encode(*tensors(given)), *tensors((rays, anchors))).depth
+    offsets = given[0].astype(np.float64)
+    for a, anchor in enumerate(anchors[:5]):
+        for s, ray in enumerate(rays[a]):
+            away = (offsets[anchor, :, :2] - ray) ** 2 @ (0.5, 2.0)
+            weights = np.exp(away.min() - away)
+            expected = weights @ offsets[anchor, :, 2] / weights.sum()
+            assert found[a, s].item() == pytest.approx(expected, abs=1e-4)
+
+
 # --- losses --------------------------------------------------------------------------------------
 
 

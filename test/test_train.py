@@ -117,6 +117,66 @@ def test_a_deeper_run_starts_with_the_answers_of_given_weights(config, tmp_path)
         begin_from(known, grown, "grown")
 
 
+def states(out):
+    """Network, average and optimiser of a checkpoint."""
+    stored = torch.load(os.path.join(out, "checkpoint.pt"), weights_only=True)
+    return stored["network"], stored["average"], stored["optimiser"]
+
+
+def test_what_is_saved_is_the_average_of_the_weights(config):
+    for ema, is_average in ((0.9, True), (0.0, False)):
+        path = train(replace(config, rate=0.05, ema=ema))
+        network, average, _ = states(config.out)
+        assert same(weights_of(path), average, atol=2e-3, rtol=1e-3)
+        assert same(weights_of(path), network, atol=2e-3, rtol=1e-3) != is_average
+
+
+def test_the_average_follows_the_weights_step_by_step(config, monkeypatch):
+    from apusmog_core.training import loop as module
+
+    history, advance = [], module.Run.advance
+
+    def remember(run, forward):
+        parts = advance(run, forward)
+        history.append([p.detach().clone() for p in run.network.parameters()])
+        return parts
+
+    monkeypatch.setattr(module.Run, "advance", remember)
+    torch.manual_seed(config.seed)
+    start = [p.detach().clone() for p in ApuSmog(config.network).parameters()]
+    train(replace(config, steps=3, rate=0.05, ema=0.2))
+    expected = start
+    for step, now in enumerate(history, start=1):
+        decay = min(0.2, (1 + step) / (10 + step))
+        expected = [decay * a + (1 - decay) * b for a, b in zip(expected, now, strict=True)]
+    names = [n for n, _ in ApuSmog(config.network).named_parameters()]
+    average = states(config.out)[1]
+    assert same(dict(zip(names, expected, strict=True)), average, atol=1e-5)
+
+
+def test_gradients_are_clipped_before_they_count(config):
+    """Adam's first moment is a tenth of the clipped gradient after one step."""
+    for clip in (0.1, 1e-3):
+        train(replace(config, steps=1, clip=clip, lambda_fine=1e3))
+        moments = [s["exp_avg"] for s in states(config.out)[2]["state"].values()]
+        norm = torch.cat([m.flatten() for m in moments]).norm().item()
+        assert norm == pytest.approx(0.1 * clip, rel=1e-3)
+
+
+@pytest.mark.parametrize("decay_all", [False, True])
+def test_weights_decay_and_the_others_only_if_asked(config, decay_all):
+    """Without a gradient to speak of, a step is the decay alone."""
+    still = replace(config, steps=3, clip=1e-20, rate=0.1, rate_end=0.1, warmup=0, ema=0.0)
+    torch.manual_seed(config.seed)
+    start = ApuSmog(config.network).state_dict()
+    train(replace(still, weight_decay=0.5, decay_all=decay_all))
+    network = states(config.out)[0]
+    shrunk = (1 - 0.1 * 0.5) ** 3
+    for name, parameter in ApuSmog(config.network).named_parameters():
+        factor = shrunk if parameter.dim() > 1 or decay_all else 1.0
+        torch.testing.assert_close(network[name], factor * start[name], rtol=1e-4, atol=1e-6)
+
+
 def test_samplings_in_the_cache_belong_to_the_mesh_they_were_made_of(tmp_path):
     folder, cache = tmp_path / "meshes", tmp_path / "cache"
     folder.mkdir()
@@ -165,7 +225,7 @@ def test_overfitting_one_patch_beats_the_midpoints_four_times():
     network = ApuSmog(PRESETS["shape"])
     noise = torch.randn(1, 128, 4, 2)
     near = nearest_in_batch(points, network.config.neighbours)
-    batch = {"points": points, "neighbours": near, "target": target, "noise": noise}
+    batch = {"points": points, "neighbours": near, "target": target, "noise": noise.flatten(1, 2)}
     config = TrainConfig(
         loss="chamfer", lambda_fine=1.0, lambda_coarse=0.2, lambda_reconstruction=0.0
     )
@@ -178,8 +238,7 @@ def test_overfitting_one_patch_beats_the_midpoints_four_times():
         optimiser.step()
         schedule.step()
     with torch.no_grad():
-        zero = torch.cat((torch.zeros_like(noise[:, :, :1]), noise), dim=2)
-        out = network(points, near, zero)[0].fine.unflatten(1, (128, 5))[:, :, 1:].flatten(1, 2)
+        out = network(points, near, noise)[0].fine
     baseline = torch.from_numpy(midpoint(sparse, 512))[None]
     assert chamfer(out, target) < chamfer(baseline, target) / 4
 
@@ -273,6 +332,46 @@ def test_patches_cover_the_same_piece_of_surface_and_scale_to_one(mesh_folder):
     assert sparse.shape == (64, 3) and dense.shape == (300, 3)
     points, target = augment(sparse, dense, DataConfig(jitter=0.05, thinning=1.0), rng)
     assert points.shape == (64, 3) and np.linalg.norm(target, axis=1).max() < 1.5
+
+
+@pytest.mark.parametrize("kind", ["PU1K", "PU-GAN", "meshes"])
+def test_the_papers_network_trains_on_published_patches_and_on_meshes(kind, mesh_folder, tmp_path):
+    data = DataConfig(meshes=str(mesh_folder), cache=str(mesh_folder / "cache"))
+    if kind != "meshes":
+        h5py = pytest.importorskip("h5py")
+        rng = np.random.default_rng(0)
+        more = 3 if kind == "PU-GAN" else 0  # its file has normals behind the coordinates
+        with h5py.File(tmp_path / "patches.h5", "w") as file:
+            for size in (256, 1024):
+                surface = rng.normal(size=(3, size, 3 + more))
+                surface[..., :3] /= np.linalg.norm(surface[..., :3], axis=-1, keepdims=True)
+                file[f"poisson_{size}"] = surface.astype(np.float32)
+        data = DataConfig(hdf5=str(tmp_path / "patches.h5"))
+    small = dict(width=16, neighbours=6, encoder_hidden=8, decoder_hidden=8)
+    config = TrainConfig(
+        preset="paper",
+        model=replace(PRESETS["paper"], **small),
+        data=data,
+        out=str(tmp_path / "run"),
+        steps=3,
+        batch=2,
+        warmup=0,
+        rate=0.01,
+        rate_end=0.01,  # whatever the number of steps
+        device="cpu",
+        decay_all=True,
+        ema=0.0,
+    )
+    path = train(config)
+    network = load_network(path)
+    assert network.config == config.network
+    assert all(torch.isfinite(v).all() for v in network.state_dict().values())
+    tracked = {n: v for n, v in network.named_buffers() if n.endswith("running_mean")}
+    assert tracked and all(v.abs().sum() > 0 for v in tracked.values())
+    again = weights_of(train(replace(config, out=str(tmp_path / "again"), steps=2)))
+    assert not same(weights_of(path), again, atol=0)
+    resumed = replace(config, out=str(tmp_path / "again"))
+    assert same(weights_of(path), weights_of(train(resumed, resume=True)), atol=0, rtol=0)
 
 
 def test_a_folder_without_meshes_is_named(tmp_path):

@@ -63,10 +63,10 @@ def knot():
     sides = 24
     tube = shapes.tube(path.T, 0.62, 0.5, sides)
     skin = tube.triangles[: -2 * (sides - 2)]  # without the lids at its ends, which meet
-    return _legacy(tube.vertices, skin % (len(tube.vertices) - sides))
+    return to_open3d(tube.vertices, skin % (len(tube.vertices) - sides))
 
 
-def _legacy(vertices: np.ndarray, triangles: np.ndarray):
+def to_open3d(vertices: np.ndarray, triangles: np.ndarray):
     import open3d as o3d
 
     return o3d.geometry.TriangleMesh(
@@ -87,7 +87,7 @@ def _scene(mesh):
     import open3d as o3d
 
     scene = o3d.t.geometry.RaycastingScene()
-    scene.add_triangles(o3d.t.geometry.TriangleMesh.from_legacy(mesh))
+    scene.add_triangles(o3d.t.geometry.TriangleMesh.fromto_open3d(mesh))
     return scene
 
 

@@ -6,7 +6,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .arguments import add_denoise, add_network, count, load, number, ratio, say, stride
+from .arguments import (
+    add_denoise,
+    add_network,
+    add_settings,
+    count,
+    load,
+    number,
+    parse_setting,
+    ratio,
+    say,
+    stride,
+)
 from .progress import progress, waiting
 
 
@@ -190,8 +201,15 @@ def _add_ablation(parser: argparse.ArgumentParser) -> None:
         "config", type=Path, metavar="CONFIG", help="settings of the full model's run (.yaml)"
     )
     parser.add_argument(
-        "--patches", type=count, required=True, metavar="N", help="patches each row is trained on"
+        "--patches", type=count, metavar="N", help="patches each row is trained on; else by --hours"
     )
+    parser.add_argument(
+        "--hours",
+        type=float,
+        default=2.0,
+        help="for all rows together on this machine (%(default)s)",
+    )
+    add_settings(parser, "data.meshes=FOLDER")
     parser.add_argument(
         "--shapes",
         type=Path,
@@ -205,12 +223,17 @@ def _add_ablation(parser: argparse.ArgumentParser) -> None:
 def evaluate_ablation(args: argparse.Namespace) -> None:
     from apusmog_core.config import TrainConfig
     from apusmog_core.data.pugan import load_shapes
-    from apusmog_core.evaluation.ablation import evaluate_ablation as run_ablation
-    from apusmog_core.settings import load_yaml
+    from apusmog_core.evaluation import ablation
+    from apusmog_core.settings import load_yaml, with_values
 
     _check_results(args.out)
-    config = load_yaml(TrainConfig, args.config)
-    rows = run_ablation(config, args.patches, load_shapes(args.shapes))
+    config = with_values(load_yaml(TrainConfig, args.config), dict(map(parse_setting, args.set)))
+    shapes = load_shapes(args.shapes)
+    patches = args.patches or ablation.affordable_patches(config, args.hours, shapes)
+    run = ablation.ablation_runs(config, patches)["full model"]
+    limit = "" if args.patches else f", about {args.hours:g} hours"
+    say(f"{ablation.ROWS} rows of {patches} patches, {run.steps} steps of {run.batch}{limit}")
+    rows = ablation.evaluate_ablation(config, patches, shapes)
     print_table(rows)
     _write_results(args.out, rows)
 

@@ -16,8 +16,23 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
     return x.reshape(-1, width).index_select(0, index.reshape(-1)).view(*index.shape, width)
 
 
-def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+class BatchNorm(nn.BatchNorm1d):
+    """Batch norm of the last axis, whatever comes before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(-1, x.shape[-1])).view_as(x)
+
+
+def normed(width: int, norm: str) -> list[nn.Module]:
+    return [BatchNorm(width)] if norm == "batch" else []
+
+
+def mlp(*sizes: int, norm: str = "none") -> nn.Sequential:
+    """Linear layers of these sizes, with a ReLU between them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip(sizes[:-2], sizes[1:-1], strict=True):
+        layers += [nn.Linear(inputs, outputs), *normed(outputs, norm), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(*sizes[-2:]))
 
 
 def clear(*layers: nn.Linear) -> None:
@@ -30,13 +45,14 @@ def clear(*layers: nn.Linear) -> None:
 class PointTransformerLayer(nn.Module):
     """Eq. (1): f_i = sum_j softmax(gamma(beta(x_i) - psi(x_j) + delta)) * (alpha(x_j) + delta)."""
 
-    def __init__(self, inputs: int, width: int):
+    def __init__(self, inputs: int, width: int, eta: int = 0, gamma: int = 0, norm: str = "none"):
+        """`eta` and `gamma` are the hidden sizes of the MLPs of these names, if not `width`."""
         super().__init__()
         self.alpha = nn.Linear(inputs, width)  # values
         self.beta = nn.Linear(inputs, width)  # queries
         self.psi = nn.Linear(inputs, width)  # keys
-        self.gamma = mlp(width, width, width)
-        self.eta = mlp(3, width, width)
+        self.gamma = mlp(width, gamma or width, width, norm=norm)
+        self.eta = mlp(3, eta or width, width, norm=norm)
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, N, D) of a memory (B, N, C), once for all chunks of queries."""

@@ -3,25 +3,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from scipy.spatial import cKDTree
 from torch import Tensor
 
 from ..config import TrainConfig
+from ..geometry import nearest_between
 from .attention import gather
 from .network import ApuSmog
-
-
-def nearest_between(x: Tensor, z: Tensor, k: int) -> Tensor:
-    """Indices (B, X, k) of the k nearest points of z (B, Z, 3) for each of x (B, X, 3)."""
-    k = min(k, z.shape[1])
-    if x.is_cuda:
-        with torch.no_grad():
-            return torch.cdist(x, z).topk(k, largest=False).indices
-    pairs = zip(x.detach().numpy(), z.detach().numpy(), strict=True)
-    found = [cKDTree(b).query(a, k=np.arange(1, k + 1))[1] for a, b in pairs]
-    return torch.from_numpy(np.stack(found))
+from .smog import Mixture, component_of
 
 
 def project(x: Tensor, z: Tensor, alpha: float, neighbours: int) -> Tensor:
@@ -33,16 +22,32 @@ def project(x: Tensor, z: Tensor, alpha: float, neighbours: int) -> Tensor:
     return (weights[..., None] * near).sum(dim=2)
 
 
-def projection_distance(x: Tensor, z: Tensor, alpha: float, neighbours: int) -> Tensor:
-    """d_Pi(X, Z): mean squared distance to the projection."""
-    return (x - project(x, z, alpha, neighbours)).square().sum(-1).mean()
+def projection_distance(
+    x: Tensor, z: Tensor, alpha: float, neighbours: int, share: Tensor | float = 1.0
+) -> Tensor:
+    """d_Pi(X, Z): mean squared distance to the projection, of points that count `share` (B, X)."""
+    return ((x - project(x, z, alpha, neighbours)).square().sum(-1) * share).mean()
 
 
-def projection_loss(x: Tensor, z: Tensor, alpha: float = 1e3, neighbours: int = 4) -> Tensor:
+def projection_loss(
+    x: Tensor, z: Tensor, alpha: float = 1e3, neighbours: int = 4, share: Tensor | None = None
+) -> Tensor:
     """L_Pi(X, Z), both directions."""
-    return projection_distance(x, z, alpha, neighbours) + projection_distance(
-        z, x, alpha, neighbours
+    if share is None:
+        there, back = 1.0, 1.0
+    else:
+        there, back = share, sparser(share, x, z)
+    return projection_distance(x, z, alpha, neighbours, there) + projection_distance(
+        z, x, alpha, neighbours, back
     )
+
+
+def sparser(share: Tensor, x: Tensor, z: Tensor) -> Tensor:
+    """What the shares (B, X) of outputs do to the distance from each target (B, Z) to them.
+
+    On a surface the squared distance to the next of m samples falls as 1 / m.
+    """
+    return 1 / gather(share[..., None], nearest_between(z, x, 1)[:, :, 0])[..., 0]
 
 
 def one_way(x: Tensor, z: Tensor) -> Tensor:
@@ -61,31 +66,42 @@ def augmented_chamfer(x: Tensor, z: Tensor) -> Tensor:
 
 
 def surface_loss(network: ApuSmog, batch: dict[str, Tensor], config: TrainConfig):
-    """The weighted sum of coarse, refined and reconstruction loss on surface patches."""
-    encoded = network.encode(batch["points"], batch["neighbours"])
+    """Section 3.5 on surface patches: two passes of the decoder, the weighted sum of three losses.
+
+    The encoder's pass is the same for both, so that it is done once.
+    """
+    points, target, noise = batch["points"], batch["target"], batch["noise"]  # noise (B, M, 2)
+    encoded = network.encode(points, batch["neighbours"])
     mixture = network.mixture(encoded)
-    # one sample more, without noise: the means, for the reconstruction
-    noise = torch.cat((torch.zeros_like(batch["noise"][:, :, :1]), batch["noise"]), dim=2)
-    samples = network.sample(mixture, noise)
-    out = network.decode(encoded, samples)
-    per = noise.shape[2]
-    coarse, fine = (t.unflatten(1, (-1, per)) for t in (out.coarse, out.fine))
+    # upsampling: samples of the mixture, the coarse and the refined points against the target
+    counts = network.allot(mixture, noise.shape[1])
+    samples = network.sample(mixture, noise, counts)
+    out = network.decode(encoded, samples, counts)
+    own = network.anchor_of(encoded, samples, counts)
     loss = upsampling_loss(config)
-    inside = batch["points"][:, network.anchors()].norm(dim=-1) < config.interior
-    inside = inside[:, :, None].expand(-1, -1, per - 1).flatten(1)
-    new = [t[:, :, 1:].flatten(1, 2) for t in (coarse, fine)]
-    parts = {"fine": loss(new[1], batch["target"], inside) * config.lambda_fine}
+    inside = gather(points, own).norm(dim=-1) < config.interior
+    share = drawn_share(mixture, counts) if network.config.learned_weights else None
+    parts = {"fine": loss(out.fine, target, inside, share) * config.lambda_fine}
     if len(network.refine):
-        parts["coarse"] = loss(new[0], batch["target"], inside) * config.lambda_coarse
+        parts["coarse"] = loss(out.coarse, target, inside, share) * config.lambda_coarse
+    # reconstruction: the means of the mixture, decoded, against the input
     if config.lambda_reconstruction:
-        means = augmented_chamfer(coarse[:, :, 0], batch["points"])
-        parts["reconstruction"] = means * config.lambda_reconstruction
+        means = network.decode(encoded, mixture.mean, refine=False).coarse
+        parts["reconstruction"] = augmented_chamfer(means, points) * config.lambda_reconstruction
     if config.lambda_drift:
-        away = (fine[:, :, 1:].mean(dim=2) - batch["points"][:, network.anchors()]) / (
-            encoded.spacing[:, network.anchors()]
-        )
+        away = (out.fine - gather(points, own)) / gather(encoded.spacing, own)
         parts["drift"] = drift(away) * config.lambda_drift
     return sum(parts.values()), parts
+
+
+def drawn_share(mixture: Mixture, counts: Tensor) -> Tensor:
+    """One for each sample (B, M), with the gradient of its component's weight.
+
+    Counts have no gradient. By this the weights learn from the loss as if each output were there
+    as often as its weight says.
+    """
+    weight = mixture.log_weight
+    return gather((weight - weight.detach()).exp()[..., None], component_of(counts))[..., 0]
 
 
 def drift(away: Tensor) -> Tensor:
@@ -98,18 +114,26 @@ def drift(away: Tensor) -> Tensor:
 
 
 def upsampling_loss(config: TrainConfig):
-    """A loss of output, target and the mask of outputs that count; only one looks at the mask."""
+    """A loss of output, target, the mask of outputs that count, and their shares if learned."""
     alpha, k = config.projection_alpha, config.projection_neighbours
     if config.loss == "interior":
-        return lambda x, z, inside: interior_loss(x, z, inside, config.interior, alpha, k)
+        return lambda x, z, inside, share: interior_loss(
+            x, z, inside, config.interior, alpha, k, share
+        )
     if config.loss == "projection":
-        return lambda x, z, _: projection_loss(x, z, alpha, k)
+        return lambda x, z, _, share: projection_loss(x, z, alpha, k, share)
     whole = augmented_chamfer if config.loss == "acd" else chamfer
-    return lambda x, z, _: whole(x, z)
+    return lambda x, z, *_: whole(x, z)
 
 
 def interior_loss(
-    x: Tensor, z: Tensor, inside: Tensor, radius: float, alpha: float, neighbours: int
+    x: Tensor,
+    z: Tensor,
+    inside: Tensor,
+    radius: float,
+    alpha: float,
+    neighbours: int,
+    share: Tensor | None = None,
 ) -> Tensor:
     """Off the surface, and not covering it, where the patch's border is out of sight.
 
@@ -120,6 +144,8 @@ def interior_loss(
     middle = (z.norm(dim=-1) < 0.85 * radius).float()
     near = gather(x, nearest_between(z, x, 1))[:, :, 0]
     bare = (z - near).square().sum(-1)
+    if share is not None:
+        off, bare = off * share, bare * sparser(share, x, z)
     counted = inside.float()
     precise = (off * counted).sum() / counted.sum().clamp_min(1)
     return 2 * precise + (bare * middle).sum() / middle.sum().clamp_min(1)

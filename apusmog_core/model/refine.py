@@ -6,11 +6,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .attention import PointTransformerLayer, clear, mlp
+from ..config import ModelConfig
+from .attention import PointTransformerLayer, clear, gather, mlp, normed
+
+
+class BackboneRefinement(nn.Module):
+    """The paper's: a point transformer block on the backbone's features, then a free residual."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        width, norm = config.width, config.mlp_norm
+        self.enter = nn.Sequential(nn.Linear(width, width), *normed(width, norm), nn.ReLU())
+        self.layer = PointTransformerLayer(
+            width, width, config.eta_hidden, config.gamma_hidden, norm
+        )
+        self.leave = nn.Sequential(
+            *normed(width, norm), nn.ReLU(), nn.Linear(width, width), *normed(width, norm)
+        )
+        self.residual = mlp(width, width // 2, 3, norm=norm)
+
+    def forward(self, features: Tensor, offsets: Tensor, near: Tensor) -> Tensor:
+        """Moves (B, M, 3) of coarse points.
+
+        features (B, M, D) of the input point next to each, offsets to and indices of the coarse
+        points around it (B, M, k, 3) and (B, M, k).
+        """
+        x = self.enter(features)
+        block = self.leave(self.layer(x, self.layer.project(x), offsets, near))
+        return self.residual(torch.relu(features + block))
 
 
 class Refinement(nn.Module):
-    """Point transformer block on the coarse coordinates, then a bounded residual."""
+    """Ours: smaller, on the features of the anchors, and with a bounded residual."""
 
     def __init__(self, features: int, width: int):
         super().__init__()
@@ -27,10 +54,10 @@ class Refinement(nn.Module):
     def forward(
         self, features: Tensor, projected, own: Tensor, offsets: Tensor, anchors: Tensor
     ) -> Tensor:
-        """Moves (B, K, 3), in spacings and below one, of K points of the anchors `own` (K,).
+        """Moves (B, M, 3), in spacings and below one, of M points of the anchors `own` (B, M).
 
-        features (B, K, D), offsets to their neighbours (B, K, k, 3), whose anchors are (B, K, k).
+        features (B, N, D), offsets to their neighbours (B, M, k, 3), whose anchors are (B, M, k).
         """
         x, memory = projected
-        block = self.leave(self.layer(x[:, own], memory, offsets, anchors))
-        return torch.tanh(self.residual(features + torch.relu(block)))
+        block = self.leave(self.layer(gather(x, own), memory, offsets, anchors))
+        return torch.tanh(self.residual(gather(features, own) + torch.relu(block)))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .attention import mlp
+from .attention import gather, mlp
 
 # standard deviation before training: radians, nearly all directions; grid steps of the sensor
 INITIAL_SPREAD = {"canonical": 1.2, "sensor": 0.35}
@@ -24,6 +24,7 @@ class Mixture:
     mean: Tensor  # canonical: unit vectors (B, K, 3); sensor: grid steps from the ray (B, K, 2)
     cholesky: Tensor  # (B, K, 2, 2), lower triangular
     log_weight: Tensor  # (B, K); canonical: sums to one after exp
+    limit: float = 0.0  # deviations within which samples stay; 0: no limit
 
     @property
     def covariance(self) -> Tensor:
@@ -31,7 +32,32 @@ class Mixture:
 
     def displace(self, noise: Tensor) -> Tensor:
         """Standard normal noise (B, K, s, 2) -> displacements in azimuth and elevation."""
-        return noise @ self.cholesky.mT
+        step = noise @ self.cholesky.mT
+        if not self.limit:
+            return step
+        most = self.limit * self.cholesky.norm(dim=-1)[:, :, None]  # (B, K, 1, 2)
+        return step.clamp(-most, most)
+
+    def allot(self, count: int) -> Tensor:
+        """How many of `count` samples each component gets (B, K): its weight's share, rounded.
+
+        The released code draws the components instead; the shares are the same, their noise is not.
+        """
+        edges = count * self.log_weight.detach().double().exp().cumsum(dim=-1)
+        edges[:, -1] = count
+        return (edges + 0.5).long().diff(dim=-1, prepend=edges.new_zeros(len(edges), 1).long())
+
+    def draw(self, noise: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Standard normal noise (B, M, 2) -> samples (B, M, 3), component by component.
+
+        counts (B, K) says how many each has, M in all; without, all have the same.
+        """
+        if counts is None:
+            return self.sample(noise.unflatten(1, (self.mean.shape[1], -1))).flatten(1, 2)
+        own = component_of(counts)
+        factor = gather(self.cholesky.flatten(2), own).unflatten(2, (2, 2))
+        one_each = Mixture(gather(self.mean, own), factor, self.log_weight, self.limit)
+        return one_each.sample(noise[:, :, None])[:, :, 0]
 
     def sample(self, noise: Tensor) -> Tensor:
         """Reparameterised samples (B, K, s, 3) on the sphere, or (B, K, s, 2) in grid steps."""
@@ -42,6 +68,12 @@ class Mixture:
         return to_cartesian(
             azimuth[:, :, None] + step[..., 0], elevation[:, :, None] + step[..., 1]
         )
+
+
+def component_of(counts: Tensor) -> Tensor:
+    """Component (B, M) of each sample, of counts (B, K) that all sum up to M."""
+    every = torch.arange(counts.shape[1], device=counts.device)
+    return torch.stack([every.repeat_interleave(row) for row in counts])
 
 
 def log_normal(offset: Tensor, first: Tensor, low: Tensor, second: Tensor) -> Tensor:
@@ -75,6 +107,8 @@ def uniform_on_sphere(noise: Tensor) -> Tensor:
 
 def cholesky_factor(raw: Tensor, form: str, spread: float = 1.0) -> Tensor:
     """Three raw outputs (..., 3) -> factor L of a positive semi-definite covariance L L^T."""
+    if form == "clamp":
+        return clamped_factor(raw, spread)
     log_sigma = raw[..., :2].clamp(-6.0, 2.0) + math.log(spread)
     first, second = log_sigma.exp().unbind(-1)
     zero = torch.zeros_like(first)
@@ -86,12 +120,21 @@ def cholesky_factor(raw: Tensor, form: str, spread: float = 1.0) -> Tensor:
         low = cross / var_a.sqrt()
         rows = (var_a.sqrt(), zero, low, (var_b - low**2).clamp_min(1e-12).sqrt())
     else:
-        if form == "clamp":  # |sigma_tp| <= sigma_t sigma_p, as in the supplement
-            bound = first * second * 0.999
-            correlation = torch.clamp(raw[..., 2], -bound, bound) / (first * second)
-        else:
-            correlation = torch.tanh(raw[..., 2]) * 0.999
+        correlation = torch.tanh(raw[..., 2]) * 0.999
         rows = (first, zero, correlation * second, (1 - correlation**2).sqrt() * second)
+    return torch.stack(rows, dim=-1).unflatten(-1, (2, 2))
+
+
+def clamped_factor(raw: Tensor, spread: float) -> Tensor:
+    """The supplement's: |sigma_tp| <= sigma_t sigma_p, by a clamp.
+
+    Deviations are the released code's: exp(raw / 2), shifted to `spread` at zero, at least .05.
+    """
+    sigma = (raw[..., :2].clamp(max=4.0) / 2).exp() - (1 - spread)
+    first, second = sigma.clamp_min(0.05).unbind(-1)
+    bound = first * second - 1e-6
+    low = torch.clamp(raw[..., 2], -bound, bound) / first
+    rows = (first, torch.zeros_like(first), low, (second**2 - low**2).clamp_min(1e-12).sqrt())
     return torch.stack(rows, dim=-1).unflatten(-1, (2, 2))
 
 
@@ -102,11 +145,12 @@ class MixtureHead(nn.Module):
         super().__init__()
         self.config = config
         self.mean_size = 2 if config.domain == "sensor" else 3
-        self.xi = mlp(config.width, config.width, self.mean_size + 4)
+        hidden = config.xi_hidden or config.width
+        self.xi = mlp(config.width, hidden, self.mean_size + 4, norm=config.mlp_norm)
 
     def forward(self, features: Tensor) -> Mixture:
         """features (B, K, D) -> Mixture of K components."""
-        raw = self.xi(features)
+        raw = self.xi(features).float()  # half precision has no angles near the poles
         mean, spread, weight = raw.split((self.mean_size, 3, 1), dim=-1)
         if self.config.domain == "sensor":
             mean = torch.tanh(mean)  # a component stays within one grid step of its own ray
@@ -114,8 +158,10 @@ class MixtureHead(nn.Module):
             mean = F.normalize(mean, dim=-1, eps=1e-6)
         if not self.config.learned_weights:
             weight = torch.zeros_like(weight)
-        factor = cholesky_factor(spread, self.config.covariance, INITIAL_SPREAD[self.config.domain])
+        factor = cholesky_factor(
+            spread, self.config.covariance, self.config.spread or INITIAL_SPREAD[self.config.domain]
+        )
         weight = weight[..., 0]
         if self.config.domain != "sensor":  # there they say how many returns to expect
             weight = weight.log_softmax(-1)
-        return Mixture(mean, factor, weight)
+        return Mixture(mean, factor, weight, self.config.sample_limit)

@@ -27,6 +27,28 @@ class FourierCode(nn.Module):
         return self.project(torch.cat((x, phase.sin(), phase.cos()), dim=-1))
 
 
+class RandomFourierCode(nn.Module):
+    """sin and cos of the place along random directions, then an MLP: the released code's.
+
+    Places are scaled to the box of the patch, samples and points alike.
+    """
+
+    def __init__(self, inputs: int, width: int):
+        super().__init__()
+        self.register_buffer("directions", torch.randn(inputs, width // 2))
+        self.project = nn.Sequential(mlp(width, width, width), nn.ReLU())
+
+    def raw(self, x: Tensor, box: tuple[Tensor, Tensor]) -> Tensor:
+        """x (B, M, 3) in a box from low to high (B, 1, 3) -> (B, M, D), without the MLP."""
+        low, high = box
+        share = (x - low) / (high - low).clamp_min(1e-3)  # flat patches have no height
+        phase = 2 * math.pi * share @ self.directions
+        return torch.cat((phase.sin(), phase.cos()), dim=-1)
+
+    def forward(self, x: Tensor, box: tuple[Tensor, Tensor]) -> Tensor:
+        return self.project(self.raw(x, box))
+
+
 class Attention(nn.Module):
     """Multi-head attention of queries (B, M, D) over a memory (B, N, D): the paper's."""
 
@@ -38,8 +60,9 @@ class Attention(nn.Module):
         self.value = nn.Linear(config.width, config.width)
         self.out = nn.Linear(config.width, config.width)
 
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        projected = (self.query(x), self.key(memory), self.value(memory))
+    def forward(self, x: Tensor, memory: Tensor, places: Tensor | float = 0.0) -> Tensor:
+        """`places` (B, N, D) are codes of where the memory lies: keys know them, values do not."""
+        projected = (self.query(x), self.key(memory + places), self.value(memory))
         split = [t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in projected]
         return self.out(F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(-2))
 
@@ -126,16 +149,20 @@ class DecoderLayer(nn.Module):
         itself = [] if self.itself is None else [self.itself.out]
         clear(self.cross.out, self.feed[-1], *itself)
 
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        """x (B, K, s, D), memory: patch (B, N, D) or neighbours' tokens (B, K, k, D)."""
+    def forward(
+        self, x: Tensor, memory: Tensor, code: Tensor | float = 0.0, places: Tensor | float = 0.0
+    ) -> Tensor:
+        """x (B, M, D) over the patch (B, N, D), or x (B, K, s, D) over the tokens (B, K, k, D).
+
+        `code` (B, M, D) is added to the queries and `places` (B, N, D) to the keys of each layer,
+        as in 3DETR.
+        """
         if self.itself is not None:
-            y = self.norm0(x).flatten(1, 2)
-            x = x + self.itself(y, y).view_as(x)
+            y = self.norm0(x)
+            flat = y.flatten(1, -2)  # queries of all anchors, where they are sorted by them
+            x = x + self.itself(flat + code, flat, code).view_as(x)
         y = self.norm1(x)
-        if self.local:
-            x = x + self.cross(y, memory)
-        else:
-            x = x + self.cross(y.flatten(1, 2), memory).view_as(x)
+        x = x + (self.cross(y, memory) if self.local else self.cross(y + code, memory, places))
         return x + self.feed(self.norm2(x))
 
 

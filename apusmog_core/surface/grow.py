@@ -8,8 +8,8 @@ import torch
 
 from ..compute import autocast
 from ..dense import Dense
-from ..geometry import geodesic_patches, nearest
-from ..model import ApuSmog
+from ..geometry import farthest, geodesic_patches, nearest
+from ..model import ApuSmog, Mixture
 from ..segment.cluster import rows_by_label
 from ..sensor.view import ObjectScan
 from .choose import farthest_from, relax, spread_out
@@ -30,7 +30,8 @@ class SurfaceUpsampler:
     ):
         self.config = network.config
         self.network, self.device, self.dtype = network.to(device), device, dtype
-        self.denoiser = load_cleaner() if denoise else None
+        self.plain = self.config.choice == "farthest"
+        self.denoiser = load_cleaner() if denoise and not self.plain else None
 
     def grow(
         self, scan: ObjectScan, new: np.ndarray, keep_measured: bool, seed: int = 0, *_
@@ -52,37 +53,46 @@ class SurfaceUpsampler:
         measured = cloud - centre
         cleaned, noise = clean(measured, self.denoiser) if self.denoiser else (measured, 0.0)
         local = cleaned.astype(np.float32)
-        wanted = (NOISY_OVERSAMPLE if noise else OVERSAMPLE) * new / len(cloud)
-        per = max(LEAST_CANDIDATES, int(np.ceil(wanted / self.config.component_share)))
-        if self.config.attention == "global":
-            found = self._patches(local, per, seed)
-        else:
-            found = self._decode(
-                local[None], nearest(local, self.config.neighbours)[None], per, seed
-            )[0]
+        more = NOISY_OVERSAMPLE if noise else OVERSAMPLE
+        found = self._candidates(local, new / len(cloud), more, seed)
         fixed = measured.astype(np.float32) if keep_measured else local[:0]
         if keep_measured:
             chosen = found[farthest_from(found, fixed, new)]
+        elif self.plain:
+            chosen = found[farthest(found, new)]
         else:
             found = np.concatenate((local, found))  # none of those is nearer to tips and corners
             chosen = found[spread_out(found, new)]
-        made = relax(chosen, found, fixed)
+        made = chosen if self.plain else relax(chosen, found, fixed)
         if noise:
             made = settle(made, cleaned, measured, noise, self.denoiser, fixed)
         return made + centre
 
-    def _patches(self, points: np.ndarray, per: int, seed: int) -> np.ndarray:
+    def _candidates(self, points: np.ndarray, ratio: float, more: float, seed: int) -> np.ndarray:
+        """Outputs for a cloud (n, 3), among which are enough for `ratio` * n."""
+        if self.plain:  # patches overlap, so that there are some to choose from
+            return self._patches(points, ratio, seed)
+        per = max(LEAST_CANDIDATES, int(np.ceil(more * ratio / self.config.component_share)))
+        components = len(points[self.network.anchors()])
+        if self.config.attention == "global":
+            return self._patches(points, per * components / len(points), seed)
+        near = nearest(points, self.config.neighbours)
+        return self._decode(points[None], near[None], per * components, seed)[0]
+
+    def _patches(self, points: np.ndarray, ratio: float, seed: int) -> np.ndarray:
+        """Outputs of overlapping patches, `ratio` for each of their points."""
         index = geodesic_patches(points, PATCH)
         batch = max(1, ANCHORS // index.shape[1])
+        count = int(np.ceil(ratio * index.shape[1]))
         found = []
         for start in range(0, len(index), batch):
             patch = points[index[start : start + batch]]
             near = np.stack([nearest(p, self.config.neighbours) for p in patch])
-            found.append(self._decode(patch, near, per, seed).reshape(-1, 3))
+            found.append(self._decode(patch, near, count, seed).reshape(-1, 3))
         return np.concatenate(found)
 
-    def _decode(self, patches: np.ndarray, near: np.ndarray, per: int, seed: int) -> np.ndarray:
-        """Candidates (B, K * per, 3) of patches (B, N, 3)."""
+    def _decode(self, patches: np.ndarray, near: np.ndarray, count: int, seed: int) -> np.ndarray:
+        """Candidates (B, count, 3) of patches (B, N, 3)."""
         points = torch.from_numpy(patches).to(self.device)
         local = self.config.attention == "local"
         with torch.inference_mode(), autocast(self.device, self.dtype):
@@ -90,17 +100,26 @@ class SurfaceUpsampler:
                 points, torch.from_numpy(near).to(self.device), chunk=ANCHORS if local else 0
             )
             mixture = self.network.mixture(encoded)
-            noise = self._noise(mixture.mean.shape[1], per, seed).expand(len(patches), -1, -1, -1)
-            samples = self.network.sample(mixture, noise)
-            out = self.network.decode(encoded, samples, ANCHORS // 2 if local else 0)
+            counts = self.network.allot(mixture, count)
+            samples = self.network.sample(
+                mixture, self._noise(mixture, count, counts, seed), counts
+            )
+            chunk = ANCHORS // 2 if local else 0
+            out = self.network.decode(encoded, samples, counts, chunk=chunk)
         return out.fine.float().cpu().numpy()
 
-    def _noise(self, components: int, per: int, seed: int) -> torch.Tensor:
-        """Even normal noise (1, K, per, 2): one low-discrepancy set, shifted for each component."""
+    def _noise(self, mixture: Mixture, count: int, counts, seed: int) -> torch.Tensor:
+        """Even normal noise (B, count, 2): one low-discrepancy set, shifted for each component."""
+        batch, components = mixture.mean.shape[:2]
+        per = count // components if counts is None else int(counts.max())
         generator = torch.Generator().manual_seed(seed)
         shift = torch.rand(components, 1, 2, generator=generator)
         golden = 1.3247179572447460  # R2 sequence
         steps = torch.tensor([1 / golden, 1 / golden**2], dtype=torch.float64)
         base = (torch.arange(1, per + 1, dtype=torch.float64)[:, None] * steps).float()
         share = ((base + shift) % 1).clamp(0.005, 0.995)
-        return torch.special.ndtri(share)[None].to(self.device)
+        noise = torch.special.ndtri(share).to(self.device)  # (K, per, 2)
+        if counts is None:
+            return noise.flatten(0, 1)[None].expand(batch, -1, -1)
+        first = torch.arange(per, device=self.device) < counts[..., None]  # (B, K, per)
+        return torch.stack([noise[mine] for mine in first])

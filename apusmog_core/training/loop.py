@@ -87,7 +87,7 @@ class Run:
         self.average = weights.build_network(config.network).to(processes.device)
         self.average.load_state_dict(self.network.state_dict())
         self.optimiser = torch.optim.AdamW(
-            parameter_groups(self.network, config.weight_decay), lr=config.rate
+            parameter_groups(self.network, config.weight_decay, config.decay_all), lr=config.rate
         )
         self.scaler = torch.amp.GradScaler(enabled=config.precision == "float16")
         self.step, self.seconds = 0, 0.0
@@ -152,6 +152,8 @@ class Run:
         with torch.no_grad():
             mine, average = list(self.network.parameters()), list(self.average.parameters())
             torch._foreach_lerp_(average, mine, 1 - decay)
+            for theirs, own in zip(self.average.buffers(), self.network.buffers(), strict=True):
+                theirs.copy_(own)  # statistics of batch norms are averages already
 
     # --- checkpoints ---
 
@@ -226,11 +228,12 @@ class LossModule(nn.Module):
         return self.loss(self.network, batch, self.config)
 
 
-def parameter_groups(network: nn.Module, decay: float) -> list[dict]:
-    """Weight decay on matrices only."""
+def parameter_groups(network: nn.Module, decay: float, decay_all: bool = False) -> list[dict]:
+    """Weight decay on matrices only, unless on all."""
     matrices = [p for p in network.parameters() if p.dim() > 1]
     others = [p for p in network.parameters() if p.dim() <= 1]
-    return [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+    rest = decay if decay_all else 0.0
+    return [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": rest}]
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

@@ -139,20 +139,19 @@ def patch_batch(patches, config: TrainConfig, step: int, rank: int, size: int) -
     """This process's share of the batch of one step; depends on seed and step alone."""
     data = config.data
     ratio = float(np.random.default_rng((config.seed, step)).choice(data.ratios))
-    per = int(np.ceil(ratio / config.network.component_share))
+    count = round(data.points * ratio)
     target = round(data.points * ratio * data.target_factor)
     pairs, noises = [], []
     for item in range(rank, config.batch, size):
         rng = np.random.default_rng((config.seed, step, item))
         pairs.append(augment(*patches.cut(rng, data.points, target), data, rng))
-        noises.append(rng.standard_normal((data.points, per, 2)))
+        noises.append(rng.standard_normal((count, 2)))
     points = torch.from_numpy(np.stack([p for p, _ in pairs]).astype(np.float32))
-    components = -(-data.points // max(1, round(1 / config.network.component_share)))
     return {
         "points": points,
         "target": torch.from_numpy(np.stack([t for _, t in pairs]).astype(np.float32)),
         "neighbours": nearest_in_batch(points, config.network.neighbours),
-        "noise": torch.from_numpy(np.stack(noises).astype(np.float32))[:, :components],
+        "noise": torch.from_numpy(np.stack(noises).astype(np.float32)),
     }
 
 
@@ -160,11 +159,12 @@ def augment(points: np.ndarray, target: np.ndarray, data: DataConfig, rng) -> tu
     """Unit patch, turned at random, with noise and uneven thinning as the settings say."""
     centre = points.mean(axis=0)
     radius = np.linalg.norm(points - centre, axis=1).max() + 1e-9
-    turn = random_rotation(rng) * rng.choice((-1.0, 1.0))  # mirrored half the time
+    turn = random_rotation(rng) if rng.random() < data.rotation else np.eye(3)
+    turn = -turn if rng.random() < data.mirror else turn
     points, target = ((p - centre) / radius @ turn for p in (points, target))
     if rng.random() < data.thinning:
         points = thin_unevenly(points, rng)
-    jitter = data.jitter * rng.random() * (rng.random() < 0.5)
+    jitter = data.jitter * rng.random() * (rng.random() < data.jitter_chance)
     return points + jitter * rng.standard_normal(points.shape), target
 
 

@@ -125,7 +125,10 @@ def load_network(name: str | Path) -> ApuSmog:
 
 def save(network: ApuSmog, path: str | Path, card: dict[str, Any], half: bool = True) -> None:
     """Weights and what is to be known of them, written in one step."""
-    state = {k: v.half() if half else v for k, v in network.state_dict().items()}
+    state = {
+        k: v.half() if half and v.is_floating_point() else v
+        for k, v in network.state_dict().items()
+    }
     store({"model": to_dict(network.config), "state": state, "card": card}, Path(path))
 
 
