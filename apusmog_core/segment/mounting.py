@@ -150,7 +150,7 @@ def _best_plane(planes: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, flo
 
 
 def _planes(points: np.ndarray, triples: np.ndarray) -> np.ndarray:
-    """Planes (k, 4) through triples (t, 3) of points that may be ground; normals face the sensor."""
+    """Planes (k, 4) through triples (t, 3) of points that may be ground, facing the sensor."""
     a, b, c = points[triples.T]
     normal = np.cross(b - a, c - a)
     length = np.linalg.norm(normal, axis=1)
