@@ -100,16 +100,20 @@ class ScanPipeline:
         return other
 
     def warm_up(self) -> None:
-        """Make a small wall dense, so that the first scan does not wait for the compiler."""
+        """Make small walls dense, so that the first scan does not wait for the compiler."""
         azimuth, elevation = np.meshgrid(
             np.radians(np.arange(0, 8, 0.2)), np.arange(-0.1, 0.1, 0.01)
         )
-        ray = (np.cos(azimuth), np.sin(azimuth), np.tan(elevation))
-        wall = 10 * np.stack(ray, axis=-1).reshape(-1, 3).astype(np.float32)
+        blur = np.random.default_rng(0).uniform(-0.005, 0.005, elevation.shape)
         other = copy.copy(self)
         # nothing is to be learned from a wall
         other.segmenter, other.calibration = Segmenter(self.config), Calibration()
-        other.process(wall, np.ones(len(wall), np.float32), ratio=4.0)
+        for rise in (elevation, elevation + blur):  # with rings, and without
+            ray = (np.cos(azimuth), np.sin(azimuth), np.tan(rise))
+            wall = 10 * np.stack(ray, axis=-1).reshape(-1, 3).astype(np.float32)
+            other.process(wall, np.ones(len(wall), np.float32), ratio=4.0)
+        # a cloud alone, as `upsample` and the time budget have it
+        self.upsampler.upsample(wall, 2.0, True, SENSOR)
 
     @property
     def mounting(self) -> Mounting:

@@ -135,7 +135,7 @@ def _judge(
     if warnings:
         return DiagnosticStatus.WARN, "; ".join(warnings)
     if state != "ready":
-        return DiagnosticStatus.OK, f"{state}: scans pass through"
+        return DiagnosticStatus.OK, f"{state}: objects are interpolated"
     return DiagnosticStatus.OK, "upsampling" if recent["published"] else "waiting"
 
 

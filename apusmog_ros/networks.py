@@ -9,20 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from apusmog_core.compute import cache_complaint
 from apusmog_core.config import NodeConfig, PipelineConfig
+from apusmog_core.interim import InterimPipeline
 from apusmog_core.settings import with_values
 
-if TYPE_CHECKING:  # PyTorch takes two seconds to load: a thread does that
-    from apusmog_core.pipeline import DenseScan, ScanPipeline, Segments
+if TYPE_CHECKING:
+    from apusmog_core.pipeline import ScanPipeline
 
 SETTINGS = ("weights", "device", "precision")  # a change of these loads a network
 
 
 class Networks:
-    """Gives the pipeline for the next scan; until the first is ready, one that finds nothing.
+    """Gives the pipeline for the next scan; until the first is ready, one that interpolates.
 
     `say` logs; `fail` is called with what could not be loaded, why, and what runs instead.
     """
@@ -36,13 +35,13 @@ class Networks:
         self._say, self._fail = say, fail
         self._lock = threading.Lock()  # of all below
         self._config = config
-        self._pipeline: ScanPipeline | PassThrough = PassThrough(config)
+        self._pipeline: ScanPipeline | InterimPipeline = InterimPipeline(config)
         self._running: dict[str, str] | None = None
         self.state = "getting ready"
         self._loading: dict[str, str] | None = chosen(config)
         self._start(config)
 
-    def pipeline(self) -> ScanPipeline | PassThrough:
+    def pipeline(self) -> ScanPipeline | InterimPipeline:
         with self._lock:
             return self._pipeline
 
@@ -64,7 +63,7 @@ class Networks:
     def _start(self, config: NodeConfig) -> None:
         threading.Thread(target=self._load, args=(config,), daemon=True).start()
 
-    def _use(self, pipeline: ScanPipeline | PassThrough) -> None:
+    def _use(self, pipeline: ScanPipeline | InterimPipeline) -> None:
         """Run the network of a pipeline with the present settings; the caller holds the lock."""
         config = with_values(self._config, self._running or {})
         self._pipeline = pipeline.configured(config)
@@ -75,7 +74,7 @@ class Networks:
             from apusmog_core.pipeline import ScanPipeline
 
             with self._compiling():
-                pipeline = ScanPipeline(config)
+                pipeline = ScanPipeline(config)  # loads PyTorch, which takes seconds
                 pipeline.warm_up()
         except Exception as error:
             with self._lock:
@@ -111,8 +110,8 @@ class Networks:
             if self.state != "ready":
                 self.state = "compiling"
             self._say(
-                "compiling, which takes a minute the first time; scans pass through until then "
-                "(`apusmog warm-up` does this in advance)"
+                "compiling, which takes a minute the first time; objects are interpolated "
+                "meanwhile (`apusmog warm-up` compiles in advance)"
             )
 
         listener = Compiler()
@@ -127,38 +126,3 @@ class Networks:
 
 def chosen(config: PipelineConfig) -> dict[str, str]:
     return {name: getattr(config, name) for name in SETTINGS}
-
-
-class PassThrough:
-    """Stands in for a pipeline that is not ready: all measured points, and no objects."""
-
-    device = "none"
-
-    def __init__(self, config: NodeConfig):
-        self.config = config
-
-    def configured(self, config: NodeConfig) -> PassThrough:
-        return PassThrough(config)
-
-    def segment(self, points: np.ndarray, intensity: np.ndarray | None, ring=None) -> Segments:
-        from apusmog_core.pipeline import Segments
-
-        finite, no_return = np.isfinite(points).all(axis=1), ~points.any(axis=1)
-        rows = np.flatnonzero(finite & ~no_return)
-        none = np.zeros(len(rows), np.float32)
-        return Segments(
-            points=points[rows],
-            intensity=none if intensity is None else intensity[rows],
-            ground=none > 0,
-            instance=none.astype(np.uint32),
-            rows=rows,
-            not_finite=int(np.count_nonzero(~finite)),
-            no_return=int(np.count_nonzero(no_return)),
-        )
-
-    def densify(self, segments: Segments) -> DenseScan:
-        from apusmog_core.pipeline import DenseScan
-
-        points, none = np.zeros((0, 3), np.float32), np.zeros(0, np.float32)
-        labels = none.astype(np.uint32), none > 0, none, none.astype(np.int64)
-        return DenseScan(points, none, *labels, segments, self.config.ratio)

@@ -10,6 +10,7 @@ from sensor_msgs.msg import PointCloud2
 from std_msgs.msg import Header
 from visualization_msgs.msg import MarkerArray
 
+from apusmog_core.samples import STORED, unpack
 from apusmog_ros import cloud
 from apusmog_ros.upsample_node import UpsampleNode
 
@@ -29,6 +30,12 @@ def street(objects: int = 3, seed: int = 0) -> np.ndarray:
         turn = np.array([[c, -s, 0], [s, c, 0], [0, 0, 1]])
         parts.append((along + [9.0, 0, 0]) @ turn.T + rng.normal(0, 0.01, along.shape))
     return np.concatenate(parts).astype(np.float32)
+
+
+def sample_street() -> np.ndarray:
+    """Points (n, 3) of a simulated scan, ring after ring."""
+    with np.load(STORED) as stored:
+        return unpack(stored["street_vlp16"])["points"]
 
 
 def scan(points: np.ndarray, number: int = 0) -> PointCloud2:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The node at work, over real DDS."""
 
+import threading
 import time
 
 import numpy as np
@@ -10,11 +11,13 @@ pytest.importorskip("rclpy", reason="ROS 2 (rclpy) is not installed")
 
 from conftest import wait_until  # noqa: E402
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus  # noqa: E402
-from harness import Harness, scan, street  # noqa: E402
+from harness import Harness, sample_street, scan, street  # noqa: E402
 from test_cloud import legal_cloud, malformed_cloud  # noqa: E402
 from visualization_msgs.msg import Marker  # noqa: E402
 
 from apusmog_core.config import DiagnosticsConfig  # noqa: E402
+from apusmog_core.interim import CONFIDENCE  # noqa: E402
+from apusmog_core.pipeline import ScanPipeline  # noqa: E402
 from apusmog_ros import cloud, diagnostics, subscription  # noqa: E402
 
 
@@ -73,6 +76,29 @@ def test_nothing_is_computed_that_nobody_subscribes_to(ros):
     under_test.ask(under_test.listen("objects"), scan(street(1), 1))
     wait_until(lambda: under_test.counts()["published"] == 1, "the count")
     assert np.isnan(under_test.node._statistics.percentile("upsample", 50))
+
+
+def test_objects_are_interpolated_until_the_network_takes_over_and_every_scan_is_answered(
+    ros, monkeypatch
+):
+    warm_up, go_on = ScanPipeline.warm_up, threading.Event()
+    monkeypatch.setattr(ScanPipeline, "warm_up", lambda self: go_on.wait(30) and warm_up(self))
+    under_test = Harness(ros, ready=False)
+    dense, points = under_test.listen("dense"), sample_street()
+
+    def new_points(number: int) -> np.ndarray:
+        made = cloud.records(under_test.ask(dense, scan(points, number)))
+        return made["confidence"][made["generated"] == 1]
+
+    number, sure = 0, new_points(0)
+    assert len(sure) > 5000 and (sure == CONFIDENCE).all()
+    go_on.set()
+    while under_test.node._networks.state != "ready":
+        assert number < 1000, "the network is not ready"
+        new_points(number := number + 1)
+    sure = new_points(number := number + 1)
+    assert len(sure) > 5000 and len(np.unique(sure)) > 1000
+    assert [msg.header.stamp.sec - 100 for msg in dense] == list(range(number + 1))
 
 
 def test_two_nodes_live_side_by_side_in_two_namespaces(ros):

@@ -10,13 +10,14 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("rclpy", reason="ROS 2 (rclpy) is not installed")
 
 from conftest import wait_until  # noqa: E402
 from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
-from harness import RELIABLE, scan, street  # noqa: E402
+from harness import RELIABLE, sample_street, scan, street  # noqa: E402
 from rcl_interfaces.srv import GetParameters  # noqa: E402
 from sensor_msgs.msg import PointCloud2  # noqa: E402
 
@@ -160,9 +161,11 @@ def is_alive(segment: str) -> bool:
     return False
 
 
-def test_the_node_answers_before_its_network_is_ready(ros, process, monkeypatch, tmp_path):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # so that it has to compile
-    scenes = ros.listen(PointCloud2, "/upsampler/scene")
+def test_objects_are_dense_while_the_first_start_still_compiles(
+    ros, process, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # nothing is kept from before
+    answers = ros.listen(PointCloud2, "/upsampler/dense")
     status = ros.listen(DiagnosticArray, "/diagnostics")
     publisher = ros.peer.create_publisher(PointCloud2, "points", RELIABLE)
     begin = time.monotonic()
@@ -170,18 +173,14 @@ def test_the_node_answers_before_its_network_is_ready(ros, process, monkeypatch,
     wait_until(publisher.get_subscription_count, "the node")
     request = GetParameters.Request(names=["ratio"])
     assert ros.call(GetParameters, "/upsampler/get_parameters", request).values
-    points = street(1)
-    sent = scan(points)
-    while not scenes:
+    sent = scan(sample_street())
+    while not answers:
         publisher.publish(sent)
-        wait_until(lambda: scenes or time.monotonic() % 0.1 < 0.01, "an answer")
-        assert time.monotonic() < begin + 20
-    answered = time.monotonic() - begin
-    passed = cloud.records(scenes[0])
-    assert len(passed) == len(points) and not passed["generated"].any()
+        wait_until(lambda: answers or time.monotonic() % 0.1 < 0.01, "an answer")
+    assert time.monotonic() - begin < 15  # 4 s on a machine with nothing else to do
+    assert np.count_nonzero(cloud.records(answers[0])["generated"]) > 5000
     message = wait_until(lambda: status and status[-1].status[0], "diagnostics").message
-    assert answered < 15, answered  # 5 s on a machine with nothing else to do
-    assert "pass through" in message or "age" in message
+    assert "interpolated" in message or "age" in message
 
 
 def test_nothing_of_a_library_is_on_standard_output(ros):

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from ..compute import machine_code
 from ..config import GroundConfig
 
 USUAL_HEIGHT = 1.73  # metres, where no scan shows the ground
@@ -114,80 +113,60 @@ def find_ground_plane(points: np.ndarray) -> np.ndarray | None:
     near = points[(np.abs(points) < REACH).all(axis=1)]
     if len(near) < FEWEST:
         return None
-    cells = _one_each(np.ascontiguousarray(near, np.float32), CELL)
+    cells = _one_each(near, CELL)
     rng = np.random.default_rng(0)
     spread = near[rng.permutation(cells)[:TRIED]].astype(np.float64)
     triples = rng.integers(0, len(spread), (TRIALS, 3))
-    up, up_score, down, down_score = _best_planes(spread, triples)
+    planes = _planes(spread, triples)
+    up, up_score = _best_plane(planes[planes[:, 2] > 0], spread)
+    down, down_score = _best_plane(planes[planes[:, 2] <= 0], spread)
     plane, score = (down, down_score) if down_score > INVERTED * up_score else (up, up_score)
     if score < max(FEWEST, SUPPORT * _weights(spread).sum()):
         return None
     return _refined(plane, near.astype(np.float64))
 
 
-@machine_code
-def _one_each(points, cell):
-    """Index of one point of each voxel of the space around the sensor."""
+def _one_each(points: np.ndarray, cell: float) -> np.ndarray:
+    """Index of the first point in each voxel of the space around the sensor."""
     side = int(2 * REACH / cell) + 1
-    first = np.full(side * side * side, -1, np.int64)
-    found, count = np.empty(len(points), np.int64), 0
-    for i in range(len(points)):
-        x = int((points[i, 0] + REACH) / cell)
-        y = int((points[i, 1] + REACH) / cell)
-        place = (x * side + y) * side + int((points[i, 2] + REACH) / cell)
-        if first[place] < 0:
-            first[place] = i
-            found[count] = i
-            count += 1
-    return found[:count]
+    x, y, z = ((points + REACH) / cell).astype(np.int64).T
+    return np.sort(np.unique((x * side + y) * side + z, return_index=True)[1])
 
 
-@machine_code
-def _weights(points):
+def _weights(points: np.ndarray) -> np.ndarray:
     """How much each point counts (n,), less with distance."""
-    square = points[:, 0] ** 2 + points[:, 1] ** 2 + points[:, 2] ** 2
-    return 1 / (1 + square / CLOSE**2)
+    return 1 / (1 + np.einsum("nd,nd->n", points, points) / CLOSE**2)
 
 
-@machine_code
-def _best_planes(points, triples):
-    """The best plane below the sensor (4,), its score, and those of the best plane above it."""
-    weight = _weights(points)
-    best, scores = np.zeros((2, 4)), np.zeros(2)
-    for t in range(len(triples)):
-        a, b, c = points[triples[t, 0]], points[triples[t, 1]], points[triples[t, 2]]
-        u, v = b - a, c - a
-        nx = u[1] * v[2] - u[2] * v[1]
-        ny = u[2] * v[0] - u[0] * v[2]
-        nz = u[0] * v[1] - u[1] * v[0]
-        length = np.sqrt(nx * nx + ny * ny + nz * nz)
-        if length < 1e-3 or abs(nz) < STEEPEST * length:
-            continue
-        nx, ny, nz = nx / length, ny / length, nz / length
-        height = -(nx * a[0] + ny * a[1] + nz * a[2])
-        if height < 0:  # the normal points to the sensor
-            nx, ny, nz, height = -nx, -ny, -nz, -height
-        if height < LOWEST or height > HIGHEST:
-            continue
-        score = 0.0
-        for i in range(len(points)):
-            above = nx * points[i, 0] + ny * points[i, 1] + nz * points[i, 2] + height
-            if abs(above) < THICKNESS:
-                score += weight[i]
-            elif above < -3 * THICKNESS:
-                score -= weight[i]
-        side = 0 if nz > 0 else 1
-        if score > scores[side]:
-            scores[side] = score
-            best[side] = np.array([nx, ny, nz, height])
-    return best[0], scores[0], best[1], scores[1]
+def _best_plane(planes: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, float]:
+    """The plane (4,) that most points lie on, less those below it, and its score."""
+    if len(planes) == 0:
+        return np.zeros(4), 0.0
+    above = planes[:, :3] @ points.T + planes[:, 3:]  # (planes, points)
+    vote = (np.abs(above) < THICKNESS).astype(np.float64) - (above < -3 * THICKNESS)
+    scores = vote @ _weights(points)
+    best = int(scores.argmax())
+    return planes[best], max(float(scores[best]), 0.0)
+
+
+def _planes(points: np.ndarray, triples: np.ndarray) -> np.ndarray:
+    """Planes (k, 4) through triples (t, 3) of points that may be ground, facing the sensor."""
+    a, b, c = points[triples.T]
+    normal = np.cross(b - a, c - a)
+    length = np.linalg.norm(normal, axis=1)
+    flat = (length >= 1e-3) & (np.abs(normal[:, 2]) >= STEEPEST * length)
+    normal = normal[flat] / length[flat, None]
+    height = -np.einsum("td,td->t", normal, a[flat])
+    side = np.where(height < 0, -1.0, 1.0)[:, None]
+    planes = side * np.column_stack((normal, height))
+    return planes[(planes[:, 3] >= LOWEST) & (planes[:, 3] <= HIGHEST)]
 
 
 def _refined(plane: np.ndarray, points: np.ndarray) -> np.ndarray:
     """A least-squares plane through the points close to this one."""
     for _ in range(2):
         on = points[np.abs(points @ plane[:3] + plane[3]) < THICKNESS]
-        on = on[_one_each(np.ascontiguousarray(on, np.float32), CELL / 2)]
+        on = on[_one_each(on, CELL / 2)]
         if len(on) < 3:
             return plane
         middle = on.mean(axis=0)
