@@ -24,6 +24,9 @@ def test_target_frame_is_refused_with_the_reason_where_tf2_ros_is_missing(ros, m
     assert not result.successful and "tf2_ros" in result.reason
 
 
+NO_TIME = Duration()
+
+
 class FakeTf:
     """tf2_ros with the signatures of the real one, and one transform, from `lidar` to `map`.
 
@@ -41,7 +44,7 @@ class FakeTf:
         def __init__(self, cache_time=None, node=None):
             pass
 
-        def lookup_transform(self, target_frame, source_frame, time, timeout=Duration()):  # noqa: B008
+        def lookup_transform(self, target_frame, source_frame, time, timeout=NO_TIME):
             wait_for = FakeTf.late if (target_frame, source_frame) == ("map", "lidar") else 1e9
             clock.sleep(min(wait_for, timeout.nanoseconds / 1e9))
             if wait_for > timeout.nanoseconds / 1e9:

@@ -144,7 +144,8 @@ def test_of_a_burst_the_newest_is_answered_and_the_rest_counted(ros):
     for number in range(50):
         under_test.publisher.publish(scan(street(3), number))
     wait_until(lambda: dense and dense[-1].header.stamp.sec == 149, "the answer to the newest")
-    done = lambda: sum(under_test.counts().get(n, 0) for n in ("published", "dropped"))  # noqa: E731
+    ends = ("published", "dropped")
+    done = lambda: sum(under_test.counts().get(n, 0) for n in ends)  # noqa: E731
     wait_until(lambda: done() == 50, "the count, which follows the message")
     counts = under_test.counts()
     assert counts["received"] == 50
@@ -205,7 +206,8 @@ def test_diagnostics_tell_rates_stages_and_what_is_wrong(ros):
         "mounting",
     } <= set(values)
     levels = lambda: [(s.level, s.message) for m in status for s in m.status]  # noqa: E731
-    silent = lambda: [m for lv, m in levels() if lv == DiagnosticStatus.WARN and "no scan" in m]  # noqa: E731
+    warn = DiagnosticStatus.WARN
+    silent = lambda: [m for lv, m in levels() if lv == warn and "no scan" in m]  # noqa: E731
     assert "more than 1 s" in wait_until(silent, "a warning")[0]
 
 

@@ -10,7 +10,14 @@ pytest.importorskip("open3d")
 
 from apusmog_core import simulate  # noqa: E402
 from apusmog_core.simulate import objects, shapes  # noqa: E402
-from apusmog_core.simulate.sensor import BEAMS, Placed, Scene, Sensor, scan, visible_surface  # noqa: E402
+from apusmog_core.simulate.sensor import (  # noqa: E402
+    BEAMS,
+    Placed,
+    Scene,
+    Sensor,
+    scan,
+    visible_surface,
+)
 
 ROAD = Path(__file__).parents[2] / "shared" / "data" / "meshes" / "road"
 

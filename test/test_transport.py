@@ -163,7 +163,8 @@ def test_an_incompatible_quality_of_service_is_named_with_the_fix(ros):
     log = ros.listen(Log, "/rosout")
     Harness(ros, ready=False)  # asks for a reliable sensor
     publisher(ros, "best_effort")
-    said = lambda: [m.msg for m in log if "qos.input_reliability:=best_effort" in m.msg]  # noqa: E731
+    advice = "qos.input_reliability:=best_effort"
+    said = lambda: [m.msg for m in log if advice in m.msg]  # noqa: E731
     assert "RELIABILITY" in wait_until(said, "the warning")[0]
 
 
