@@ -27,6 +27,7 @@ from std_msgs.msg import Header
 from apusmog_core.config import ReplayConfig
 from apusmog_core.data import BagScans, ScanFiles, open_scans
 from apusmog_core.data.clouds import SCAN_PERIOD
+from apusmog_core.text import log_line
 
 from . import cloud, parameters
 from .running import run
@@ -130,7 +131,8 @@ class ReplayNode(Node):
     def _skip(self, stamp: int, error: Exception) -> None:
         self.skipped += getattr(error, "messages", 1)
         reason = f"{type(error).__name__}: {error}"
-        self.get_logger().warning(f"skipped the message of {stamp / 1e9:.3f} s: {reason}")
+        text = f"skipped the message of {stamp / 1e9:.3f} s: {reason}"
+        self.get_logger().warning(log_line(text))
 
     def _wait(self, due: float, stamp: int) -> bool:
         """Wait until it is time for the scan of `stamp`, ns; False when the node closes."""

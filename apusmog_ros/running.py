@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PAUSE = 0.01  # seconds after a message that failed: many of them must not take a whole core
 
 
 def upsample_node() -> None:
@@ -81,7 +83,7 @@ def run(make_node: Callable, args: list[str] | None = None) -> int:
             for complaint in transport.complaints():
                 node.get_logger().warning(complaint)
         install_signal_handlers()
-        rclpy.spin_until_future_complete(node, node.done)
+        _spin(node, lambda: interrupted)
         if node.done.done():
             node.done.result()  # raises what went wrong
         interrupted = not node.done.done()
@@ -104,6 +106,27 @@ def run(make_node: Callable, args: list[str] | None = None) -> int:
     if interrupted:
         _leave()
     return 0
+
+
+def _spin(node, interrupted: Callable[[], bool]) -> None:
+    """Spin until the node is done; what rclpy cannot take, such as text that is not UTF-8 or a
+    parameter of an unknown type, is logged and does not end the node."""
+    import rclpy
+    from rclpy.executors import ExternalShutdownException
+
+    from apusmog_core.text import log_line
+
+    while True:
+        try:
+            return rclpy.spin_until_future_complete(node, node.done)
+        except ExternalShutdownException:
+            raise
+        except Exception as error:
+            if interrupted() or not rclpy.ok():
+                raise
+            text = log_line(f"ignored a message: {type(error).__name__}: {error}")
+            node.get_logger().error(text, throttle_duration_sec=1.0)
+            time.sleep(PAUSE)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from std_msgs.msg import Header
 
 from apusmog_core.compute import cores, keep_allocations
 from apusmog_core.config import NodeConfig
+from apusmog_core.text import log_line
 
 from . import cloud, parameters
 from .diagnostics import Statistics
@@ -126,7 +127,9 @@ class UpsampleNode(Node):
         self._statistics.count("received")
         if msg.header.frame_id != self._frame_id:
             self._frame_id = msg.header.frame_id
-            self.get_logger().info(f"scans are in frame '{self._frame_id}'")
+            text = f"scans are in frame '{self._frame_id}'"
+            # at most now and then: two drivers on one topic change it with every scan
+            self.get_logger().info(log_line(text), throttle_duration_sec=5.0)
         if self._stages.put(msg):
             self._statistics.count("dropped")
 
@@ -184,7 +187,7 @@ class UpsampleNode(Node):
 
     def _skip(self, count: str, reason: str) -> None:
         self._statistics.count(count)
-        self.get_logger().warning(f"scan {count}: {reason}", throttle_duration_sec=1.0)
+        self.get_logger().warning(log_line(f"scan {count}: {reason}"), throttle_duration_sec=1.0)
 
     def _densify(self, msg: PointCloud2) -> Work | None:
         wanted = self._wanted()

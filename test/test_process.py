@@ -18,7 +18,10 @@ pytest.importorskip("rclpy", reason="ROS 2 (rclpy) is not installed")
 from conftest import wait_until  # noqa: E402
 from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
 from harness import RELIABLE, sample_street, scan, street  # noqa: E402
-from rcl_interfaces.srv import GetParameters  # noqa: E402
+from rcl_interfaces.msg import Parameter as ParameterMessage  # noqa: E402
+from rcl_interfaces.msg import ParameterValue  # noqa: E402
+from rcl_interfaces.srv import GetParameters, SetParameters  # noqa: E402
+from rclpy.serialization import serialize_message  # noqa: E402
 from sensor_msgs.msg import PointCloud2  # noqa: E402
 
 from apusmog_core.data import write_points  # noqa: E402
@@ -202,6 +205,31 @@ def test_a_wrong_parameter_at_the_start_is_one_line_and_an_exit_code(ros, capfd,
     said = capfd.readouterr().err
     assert ended.value.code == 1
     assert wrong.split(":")[0] in said and len(said.strip().splitlines()) == 1
+
+
+def test_what_rclpy_cannot_take_and_odd_names_do_not_end_the_node(ros, process):
+    child = process("-p", "fields:=minimal")
+    scenes = ros.listen(PointCloud2, "/upsampler/scene")
+    publisher = ros.peer.create_publisher(PointCloud2, "points", RELIABLE)
+    wait_until(publisher.get_subscription_count, "the node")
+    client = ros.peer.create_client(SetParameters, "/upsampler/set_parameters")
+    wait_until(client.service_is_ready, "its services")
+    unknown = ParameterMessage(name="ratio", value=ParameterValue(type=77))
+    client.call_async(SetParameters.Request(parameters=[unknown]))
+    good = scan(street(1))
+    for text in (b"\xff\xfe\xfd\xfc\xfb", b"\x1b[2J\n"):
+        publisher.publish(serialize_message(good).replace(b"lidar", text))
+    publisher.publish(serialize_message(good)[:100])  # cut off
+    while not any(m.header.frame_id == "lidar" for m in scenes):
+        publisher.publish(good)
+        wait_until(lambda: time.monotonic() % 0.1 < 0.01, "the next try")
+        assert child.poll() is None
+    request = GetParameters.Request(names=["ratio"])
+    assert ros.call(GetParameters, "/upsampler/get_parameters", request).values
+    child.send_signal(signal.SIGINT)
+    said, _ = child.communicate(timeout=20)
+    assert child.returncode == 0 and "77 is not a valid" in said
+    assert "\x1b" not in said and "Traceback" not in said
 
 
 def test_memory_does_not_grow_over_three_hundred_scans(ros, process):

@@ -8,6 +8,7 @@ import math
 import sys
 from contextlib import suppress
 
+from ..text import printable
 from .progress import waiting
 
 LONGEST_ERROR = 1000  # characters
@@ -167,13 +168,6 @@ def say(text: str) -> None:
 def tell(text: str) -> None:
     """Print a result; what came from a file cannot steer the terminal."""
     print(printable(text))
-
-
-def printable(text: str) -> str:
-    """The text with control characters, and what no terminal can show, as escapes."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
 
 
 def missing_package(error: ImportError | OSError) -> str:
