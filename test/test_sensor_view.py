@@ -200,7 +200,7 @@ def test_a_crowd_of_points_has_coarser_columns_and_not_more_memory(monkeypatch):
 
 
 def test_a_point_knows_how_far_the_rings_above_and_below_it_are():
-    """A wall seen by rings that are unevenly apart, the outermost as far as their only neighbour."""
+    """A wall seen by rings that are unevenly apart; the outermost have one neighbour."""
     elevation = np.array([-0.02, -0.01, 0.02, 0.04])
     azimuth, tilt = np.meshgrid(np.arange(12) * ALONG, elevation)
     axes = (np.cos(tilt) * np.cos(azimuth), np.cos(tilt) * np.sin(azimuth), np.sin(tilt))
