@@ -45,8 +45,8 @@ class ModelConfig:
     )
     frame: str = setting(
         "local",
-        "what eq. 1 knows of a point: coordinates and lengths in its patch (the paper), or offsets "
-        "in local spacings, so that neither the cut of a patch nor its density matters",
+        "what eq. 1 knows: coordinates in the patch (the paper), or offsets in local spacings, so "
+        "that neither the cut of a patch nor its density matters",
         choices=("patch", "local"),
     )
     eta_hidden: int = setting(0, "hidden size of eta, the position code; 0 means D", low=0)
@@ -54,26 +54,23 @@ class ModelConfig:
     xi_hidden: int = setting(0, "hidden size of xi, the mixture's MLP; 0 means D", low=0)
     mlp_norm: str = setting(
         "none",
-        "batch norm in the MLPs (the released code), or none, so that a point's output depends on "
-        "its own cloud alone",
+        "batch norm in MLPs (released code), or none: outputs depend on their own cloud alone",
         choices=("batch", "none"),
     )
     query_code: str = setting(
         "octaves",
-        "Fourier code of a sample: random directions and an MLP (the released code), or octaves "
-        "and one layer, which is smaller",
+        "Fourier code: random directions and an MLP (released code), or octaves, which is smaller",
         choices=("random", "octaves"),
     )
     covariance: str = setting(
         "tanh",
-        "how covariances stay valid: clamped (the paper), or by a tanh or a rotation, whose "
-        "gradients do not vanish",
+        "how covariances stay valid: clamped (the paper), or by forms with gradients everywhere",
         choices=("clamp", "tanh", "rotation"),
     )
     spread: float = setting(
         0.0,
-        "deviation before training; 0 means 1.2 radians, nearly all directions, as an anchored "
-        "query needs no mean of its own, or .35 grid steps of the sensor",
+        "deviation before training; 0: 1.2 radians (an anchored query goes in all directions), or "
+        ".35 grid steps of the sensor",
         low=0.0,
         high=2.0,
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every deliberate mistake of tools/mutants.py fits the code and names tests that are there."""
+"""Every deliberate mistake of tools/mutants.yaml fits the code and names tests that are there."""
 
 import re
 from pathlib import Path

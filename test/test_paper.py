@@ -28,12 +28,12 @@ def awake(module: nn.Module, seed: int = 0) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+            parameter += 0.5 * torch.randn(parameter.shape, generator=generator)
         for name, buffer in module.named_buffers():
             if name.endswith("running_mean"):
                 buffer += 0.2 * torch.randn(buffer.shape, generator=generator)
             elif name.endswith("running_var"):
-                buffer += torch.rand(buffer.shape, generator=generator)
+                buffer *= 0.1 + 0.2 * torch.rand(buffer.shape, generator=generator)
     return module.eval()
 
 

@@ -79,6 +79,13 @@ def test_most_cars_of_sixteen_rings_are_found_and_no_ground_is_an_object(scene, 
     assert len(cars) >= 5 and np.mean(cars) >= 0.8
 
 
+def test_along_the_rings_the_road_is_ground_and_what_stands_on_it_is_not(turn):
+    found = Segmenter().find(turn.points, turn.ring)
+    near = np.linalg.norm(turn.points[:, :2], axis=1) < 30
+    assert found.ground[near & (turn.instance == 0)].mean() > 0.98
+    assert found.ground[near & (turn.instance > 0)].mean() < 0.02
+
+
 def test_a_car_that_a_single_ring_sees_is_an_object():
     car = BUILDERS["car"](np.random.default_rng(0))
     seen = scan(Scene([Placed(car, "car", 40.0, 3.0)]), Sensor.named("VLP-16"), seed=0)

@@ -109,8 +109,11 @@ def test_the_tolerance_grows_with_range():
 def test_what_is_too_small_or_too_flat_is_no_object():
     config = ClusterConfig(min_points=16, min_height=0.2)
     few = box(5, 5, size=(0.2, 0.1, 0.1))
+    thin = np.column_stack([np.full((15, 2), 5.0), np.linspace(-1.5, 0.0, 15)])  # high enough
     flat = box(8, -5, size=(2.0, 2.0, 0.1))
     assert not find_instances(np.concatenate([few, flat]), config).any()
+    assert not find_instances(thin, config).any()
+    assert find_instances(np.concatenate([thin, thin[:1]]), config).all()
 
 
 def test_missed_ground_does_not_glue_objects_together():

@@ -197,3 +197,15 @@ def test_a_crowd_of_points_has_coarser_columns_and_not_more_memory(monkeypatch):
     away = polar[graph.neighbours][..., 0] - polar[:, None, 0]
     columns = ((away + np.pi) % (2 * np.pi) - np.pi) / graph.column
     assert graph.offsets[real][:, 0] == pytest.approx(columns[real], abs=1e-3)
+
+
+def test_a_point_knows_how_far_the_rings_above_and_below_it_are():
+    """A wall seen by rings that are unevenly apart; the outermost have one neighbour."""
+    elevation = np.array([-0.02, -0.01, 0.02, 0.04])
+    azimuth, tilt = np.meshgrid(np.arange(12) * ALONG, elevation)
+    axes = (np.cos(tilt) * np.cos(azimuth), np.cos(tilt) * np.sin(azimuth), np.sin(tilt))
+    ring = np.repeat(np.arange(4), 12)
+    points = 20 * np.stack([axis.ravel() for axis in axes], axis=1)
+    graph = look_around(ObjectScan(points, np.ones(48, np.int64), ring))
+    expected = np.array([(0.01, 0.01), (0.03, 0.01), (0.02, 0.03), (0.02, 0.02)])
+    np.testing.assert_allclose(graph.steps, expected[ring[graph.rows]], rtol=1e-3)
