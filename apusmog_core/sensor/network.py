@@ -93,8 +93,8 @@ class RayNetwork(nn.Module):
         Weights are not normalised: their sum is how many returns the object should have.
         """
         mixture = self.mixture_head(features)
-        factor = mixture.cholesky.flatten(2)[..., [0, 2, 3]]
-        return torch.cat((mixture.mean, factor, mixture.log_weight[..., None]), dim=-1)
+        factor, weight = mixture.cholesky.flatten(2), mixture.log_weight[..., None]
+        return torch.cat((mixture.mean, factor[..., :1], factor[..., 2:], weight), dim=-1)
 
     def decode(self, encoded: EncodedRays, rays: Tensor, anchors: Tensor) -> RayAnswers:
         """rays (A, s, 2) in steps from their anchors (A,)."""
