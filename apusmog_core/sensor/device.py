@@ -17,9 +17,39 @@ from torch import Tensor
 
 from ..compute import autocast
 from ..dense import Dense
-from .lattice import GOLDEN, LATTICE, lattice_levels
+from .lattice import LATTICE, lattice_levels
 from .network import RayNetwork
-from .packed import AROUND, NEAR, OUTSIDE, PARTNERS, pack_lattice, pack_scan, send
+from .packed import (
+    ABOVE,
+    ACROSS,
+    AROUND,
+    ASIDE,
+    AZIMUTH,
+    BELOW,
+    DEPTH,
+    DOWN,
+    ELEVATION,
+    FACTOR,
+    HEIGHT,
+    INSTANCE,
+    METRES,
+    NEAR,
+    ORDER,
+    OUTSIDE,
+    OWNER,
+    PARTNERS,
+    PLACE,
+    RISE,
+    SHARE,
+    SPREAD,
+    TIER,
+    TOWARDS,
+    TURN,
+    UP,
+    pack_lattice,
+    pack_scan,
+    send,
+)
 from .view import PARTNER_COLUMNS, Grid, ObjectScan, find_grid, objects_in_order
 
 POINTS_ON_CPU = 4096  # worked on at once, so that they stay in the cache
@@ -71,26 +101,34 @@ class DeviceRays:
     ) -> Tensor:
         """Ask the rays of a denser sensor and keep the best, new[i] of object i: (m, 5)."""
         border = grid.lasers.number[rows, None] == (len(grid.lasers.elevation) - 1, 0)
-        packed, lattice = pack_scan(scan, grid, rows, sizes), {}
+        objects = scan.instance[rows[np.cumsum(sizes) - 1]]
+        options = (sizes, border, new, objects, keep_measured)
+        packed, lattice = pack_scan(scan, grid, rows, sizes, seed), {}
         if levels is not None:
-            lattice, down_rows = pack_lattice(levels, sizes, border, new, keep_measured)
+            lattice, down_rows = pack_lattice(levels, *options)
         sent = send(packed | lattice, self.device)
         view = View(sent, grid)
         if levels is None:
             steps = view.mean_steps(sizes).cpu().numpy()
             levels = lattice_levels(ratios, sizes, grid.step, steps)
-            lattice, down_rows = pack_lattice(levels, sizes, border, new, keep_measured)
+            lattice, down_rows = pack_lattice(levels, *options)
             sent |= send(lattice, self.device)
-        anchors, slots = view.rows(down_rows)
-        rays = view.rays(anchors, slots)  # (R, S, 2)
+        anchors, slots = view.rows(down_rows)  # (R,), (R, S, 9)
+        table = view.table()
+        own = table[anchors]
+        rays = rays_of(own, slots)  # (R, S, 2)
         with autocast(self.device, self.dtype):
             encoded = self.network.encode(*view.inputs(), len(sizes))
             out = self.network.decode(encoded, rays, anchors)
-        sure = confidence(out.log_intensity, out.log_scale, view.metres[anchors], slots)
-        best = best_of_each(sent, anchors, slots, sure, seed, int(new.sum()))
-        asked = (rays[..., :1], slots[..., 2:4], out.depth.float()[..., None], sure[..., None])
-        asked = torch.cat(asked, dim=-1).flatten(0, 1)[best]  # (m, 5)
-        return view.points(anchors[best // rays.shape[1]], *asked.unbind(-1))
+        sure = confidence(out.log_intensity, out.log_scale, own, slots)
+        best = best_of_each(sent, own, slots, sure, int(new.sum()))
+        place = own[:, PLACE, None].expand_as(sure)
+        ends = (rays[..., 0], slots[..., ABOVE], slots[..., BELOW], out.depth.float(), sure, place)
+        across, above, below, depth, sure, place = torch.stack(ends).flatten(1)[:, best]  # (m,)
+        anchors = place.long()
+        made = points_of(table[anchors], across, above, below, depth, grid.step)
+        source = nearest_measured(sent["measured"][view.neighbours[anchors]], made)
+        return torch.cat((made, sure[:, None], source), dim=1)
 
 
 def parts_that_fit(sizes: np.ndarray, room: int) -> list[slice]:
@@ -126,29 +164,31 @@ class View:
         near = torch.where(there[1:-1], image[1:-1], beside)
         found = torch.cat((image, near))[sent["cell"][:, None] + sent["places"]]  # (a, P)
         seen, self.own = sent["returns"][found], sent["own"]
-        # to each: columns, rings, ln(range), elevation
+        # to each: columns, rings, elevation, ln(range)
         self.away = seen[..., :4] - self.own[:, None, :4]  # (a, P, 4)
-        self.mine = seen[..., 4] == self.own[:, None, 4]  # (a, P)
-        self.place, self.state = seen[..., 5], seen[..., 6]
+        self.mine = seen[..., INSTANCE] == self.own[:, None, INSTANCE]  # (a, P)
+        self.place, self.state, self.half = seen[..., PLACE:].unbind(-1)
         self._find_partners()
         self.logs = self.steps.abs().log()
-        self.metres = self.own[:, 2] + self.logs[:, 0]  # (a,) ln of a ring step there
-        self.away[..., 2] /= self.steps[:, :1]  # from here on in steps up
+        self.metres = self.own[:, DEPTH] + self.logs[:, 0]  # (a,) ln of a ring step there
+        # from here on: columns, rings, depth in steps as the network sees it, and as it is
+        depth = self.away[..., DEPTH].div_(self.steps[:, :1])
+        torch.asinh(depth, out=self.away[..., ELEVATION])
 
     def _find_partners(self) -> None:
         """Points of the object next to this one on the rings above and below: (a, 2)."""
         both = slice(0, len(PARTNERS))
-        aside = torch.where(self.mine[:, both], self.away[:, both, 0].abs(), math.inf)
+        aside = torch.where(self.mine[:, both], self.away[:, both, TURN].abs(), math.inf)
         least, which = aside.unflatten(1, (2, -1)).min(dim=2)
         alone = least >= PARTNER_COLUMNS
         which = which[..., None, None].expand(-1, -1, 1, 4)
         partner = self.away[:, both].unflatten(1, (2, -1)).gather(2, which)[:, :, 0]  # (a, 2, 4)
         partner = partner.masked_fill(alone[..., None], 0.0)
         # radians up and, negative, down: measured where there is a partner, else as rings are
-        spacing, rise = self.sent["spacing"], partner[..., 3]
+        spacing, rise = self.sent["spacing"], partner[..., ELEVATION]
         share = rise / spacing
         self.steps = torch.where(share.clamp(0.3, 3.0) == share, rise, spacing)
-        self.aside, self.lowest = partner[:, 0, 0], alone[:, 1]
+        self.aside, self.lowest = partner[:, 0, TURN], alone[:, 1]
 
     def mean_steps(self, sizes: np.ndarray) -> Tensor:
         """Radians between rings (o,), in the mean over each object."""
@@ -156,97 +196,94 @@ class View:
         return total / torch.bincount(self.sent["cloud"], minlength=len(sizes))
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Offsets (a, k, 3), neighbours (a, k), context (a, C) and cloud (a,) for the network."""
+        """Offsets (a, k, 4), neighbours (a, k), context (a, C) and cloud (a,) for the network."""
         sent = self.sent
         mine = self.mine[:, NEAR] * sent["others"]
-        offsets = self.away[:, NEAR, :3] * mine[..., None]
-        self.neighbours = torch.lerp(self.own[:, 5:6], self.place[:, NEAR], mine).long()
-        context = torch.cat((self._scalars(), self._window()), dim=1)
-        return offsets, self.neighbours, context, sent["cloud"]
+        offsets = self.away[:, NEAR] * mine[..., None]
+        self.neighbours = torch.lerp(self.own[:, PLACE, None], self.place[:, NEAR], mine).long()
+        about = (self._steps(), sent["about"], self._ground(), self._window())
+        return offsets, self.neighbours, torch.cat(about, dim=1), sent["cloud"]
+
+    def _steps(self) -> Tensor:
+        """ln of metres between rings, of ring steps in columns, and of steps up to down: (a, 3)."""
+        up, down = self.logs.unbind(1)
+        return torch.stack((self.metres, up - (math.log(self.grid.step) + 1), up - down), dim=1)
+
+    def _ground(self) -> Tensor:
+        """Rings down to the ground (a, 1)."""
+        return (self.own[:, HEIGHT, None] / self.metres[:, None].exp()).clamp(max=8.0)
 
     def _window(self) -> Tensor:
         """At each place (a, 3 w): 1 for a return (-1 outside), 1 for its own object (-1 for
         another), how far behind."""
-        state = self.state[:, AROUND]
-        there = state.clamp(min=0)
-        owner = torch.where(self.mine[:, AROUND], 1.0, -there)
-        behind = torch.asinh(self.away[:, AROUND, 2]) * (0.5 * there)
-        return torch.stack((state, owner, behind), dim=-1).flatten(1)
+        owner = torch.where(self.mine[:, AROUND], 1.0, -2 * self.half[:, AROUND])
+        behind = self.away[:, AROUND, ELEVATION] * self.half[:, AROUND]
+        return torch.stack((self.state[:, AROUND], owner, behind), dim=-1).flatten(1)
 
-    def _scalars(self) -> Tensor:
-        """Rings, range, height and extent of the object (a, SCALARS): see `view._scalars`."""
-        depth, up, down = self.own[:, 2], *self.logs.unbind(1)
-        known, _, _, height = about = self.sent["about"].unbind(1)
-        objects = self.sent["objects"][self.sent["cloud"]]  # (a, 6)
-        extent = objects[:, :2] * known[:, None]
-        steps = (self.metres, up - (math.log(self.grid.step) + 1), up - down, depth - 3)
-        ground = (height / self.metres.exp()).clamp(max=8.0)
-        first = torch.stack((*steps, *about[:3]), dim=1)
-        return torch.cat((first, extent, objects[:, 2:], ground[:, None]), dim=1)
+    def table(self) -> Tensor:
+        """What rays need to know of their anchors: (a, 16)."""
+        rest = (self.steps, self.aside[:, None], self.metres[:, None])
+        return torch.cat((self.own, *rest), dim=1)
 
     def rows(self, down_rows: int) -> tuple[Tensor, Tensor]:
         """Anchors (R,) and slots (R, S, 7) of all rows of rays: up from all, down from the
         lowest."""
         sent = self.sent
-        lowest = self.lowest.nonzero()[:, 0]  # the one wait for a size
-        down = sent["down"][lowest]
+        down = sent["down"][self.lowest.nonzero()[:, 0]]  # the one wait for a size
         if down_rows > 1:
             more = torch.arange(down_rows, device=down.device)
-            lowest = lowest[:, None].expand(-1, down_rows).flatten()
-            down = (down[:, None] + more).flatten()
-        anchors = torch.cat((sent["anchors"], lowest))
-        return anchors, sent["blocks"][torch.cat((sent["kinds"], down))]
-
-    def rays(self, anchors: Tensor, slots: Tensor) -> Tensor:
-        """Columns and rings (R, S, 2) from the anchors."""
-        across = torch.addcmul(slots[..., 0], slots[..., 1], self.aside[anchors][:, None])
-        return torch.stack((across, slots[..., 2] - slots[..., 3]), dim=-1)
-
-    def points(self, anchors: Tensor, across, above, below, depth, sure) -> Tensor:
-        """New points (m, 5) about the sensor, how sure they are, and the rows of the measured
-        points next to them, of the rays' ends (m,) at their anchors (m,)."""
-        step, sent = self.steps[anchors], self.sent
-        azimuth = sent["azimuth"][anchors] + across * self.grid.step
-        polar = self.own[anchors, 2:4]
-        elevation = polar[:, 1] + above * step[:, 0] + below * step[:, 1]
-        reach = torch.addcmul(polar[:, 0], depth, step[:, 0]).exp()
-        level = reach * elevation.cos()
-        axes = (level * azimuth.cos(), level * azimuth.sin(), reach * elevation.sin())
-        points = torch.stack(axes, dim=1)  # (m, 3)
-        near = sent["measured"][self.neighbours[anchors]]  # (m, k, 4)
-        least = (near[..., :3] - points[:, None]).square().sum(-1).argmin(1, keepdim=True)
-        source = near[..., 3].gather(1, least)
-        return torch.cat((points, sure[:, None], source), dim=1)
+            down = torch.stack((down[:, :1].expand(-1, down_rows), down[:, 1:] + more), dim=-1)
+        rows = torch.cat((sent["rows"], down.view(-1, 2)))
+        return rows[:, 0], sent["blocks"][rows[:, 1]]
 
 
-def confidence(log_intensity: Tensor, log_scale: Tensor, metres: Tensor, slots: Tensor) -> Tensor:
+def rays_of(own: Tensor, slots: Tensor) -> Tensor:
+    """Columns and rings (R, S, 2) from the anchors (R, 16) of the rows."""
+    across = torch.addcmul(slots[..., ACROSS], slots[..., TOWARDS], own[:, ASIDE, None])
+    return torch.stack((across, slots[..., RISE]), dim=-1)
+
+
+def confidence(log_intensity: Tensor, log_scale: Tensor, own: Tensor, slots: Tensor) -> Tensor:
     """How likely rays (R, S) meet the object within the tolerance: see `lattice.ray_confidence`.
 
-    metres (R,) is ln of a ring step; odds c / (1 + (odds - 1) c) of c = (1 - e^-u) (1 - e^-v).
+    odds c / (1 + (odds - 1) c), where c = (1 - e^-u) (1 - e^-v), u the intensity, v the tolerance
+    in expected errors.
     """
-    right = (math.log(LATTICE.tolerance) - metres)[:, None] - log_scale
+    right = math.log(LATTICE.tolerance) - own[:, METRES, None] - log_scale
     missed = torch.stack((log_intensity.float(), right)).exp().neg().expm1()
     along = missed[0] * missed[1]
-    odds = LATTICE.odds
-    return odds * along / torch.rsub(along, 1.0, alpha=1 - odds) * slots[..., 6]
+    return slots[..., FACTOR] * along / torch.rsub(along, 1.0, alpha=1 - LATTICE.odds)
 
 
 def best_of_each(
-    sent: dict[str, Tensor], anchors: Tensor, slots: Tensor, sure: Tensor, seed: int, count: int
+    sent: dict[str, Tensor], own: Tensor, slots: Tensor, sure: Tensor, count: int
 ) -> Tensor:
     """The rays that stay (m,), as places in (R * S,): see `lattice.best_of_each`.
 
     One sort: by object, then likely before unlikely, tiers, and how sure; or evenly in the last
-    tier. Keys of an object lie in [8 o - 5, 8 o + 2].
+    tier. Keys of object o lie in [8 o - 5, 8 o + 2].
     """
-    rank = torch.arange(seed, seed + sure.numel(), dtype=torch.float64, device=sure.device)
-    even = (rank * GOLDEN).frac().to(sure.dtype).view_as(sure)
-    owner = 8.0 * sent["cloud"][anchors].double()
-    key = owner[:, None] + slots[..., 4] - torch.lerp(sure, even, slots[..., 5])
+    even = (own[:, SHARE, None] + slots[..., SPREAD]).frac()
+    key = own[:, OWNER, None].double() + slots[..., ORDER]
+    key = key - torch.lerp(sure, even, slots[..., TIER])
     key = torch.add(key, sure >= LATTICE.likely, alpha=-4)
     ordered, order = key.flatten().sort(stable=True)
-    objects = len(sent["new"])
-    lowest = torch.arange(objects, dtype=torch.float64, device=sure.device) * 8 - 5.5
-    first = torch.searchsorted(ordered, lowest) - sent["begin"]  # (o,)
+    first = torch.searchsorted(ordered, sent["first"].double()) - sent["begin"]  # (o,)
     each = torch.repeat_interleave(first, sent["new"], output_size=count)
     return order[each + torch.arange(count, device=sure.device)]
+
+
+def points_of(own: Tensor, across, above, below, depth, column: float) -> Tensor:
+    """Points (m, 3) about the sensor, of rays (m,) of anchors (m, 16) that end at depths (m,)."""
+    azimuth = torch.add(own[:, AZIMUTH], across, alpha=column)
+    elevation = torch.addcmul(own[:, ELEVATION], above, own[:, UP]).addcmul(below, own[:, DOWN])
+    reach = torch.addcmul(own[:, DEPTH], depth, own[:, UP]).exp()
+    level, z = torch.view_as_real(torch.polar(reach, elevation)).unbind(-1)
+    xy = torch.view_as_real(torch.polar(level, azimuth))
+    return torch.cat((xy, z[:, None]), dim=1)
+
+
+def nearest_measured(near: Tensor, points: Tensor) -> Tensor:
+    """Rows of the scan (m, 1): of measured points (m, k, 4) those nearest to points (m, 3)."""
+    least = torch.linalg.vector_norm(near[..., :3] - points[:, None], dim=-1)
+    return near[..., 3].gather(1, least.argmin(1, keepdim=True))

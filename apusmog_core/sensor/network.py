@@ -72,11 +72,12 @@ class RayNetwork(nn.Module):
     ) -> EncodedRays:
         """offsets (N, k, 3) to neighbours (N, k), context (N, C), object of each point (N,).
 
-        Where the number of objects is given, a GPU need not be waited for.
+        Offsets may be (N, k, 4), as `see` gives them. Where the number of objects is given, a GPU
+        need not be waited for.
         """
         x = self.embed(context)
         x = x + self.whole(pool_objects(x, cloud, objects))[cloud]
-        seen = see(offsets)
+        seen = offsets if offsets.shape[-1] == 4 else see(offsets)
         around = (seen[None, ..., :3], neighbours[None])
         features = self.extract(x[None], self.extract.project(x[None]), *around)
         return EncodedRays(
@@ -93,8 +94,8 @@ class RayNetwork(nn.Module):
         Weights are not normalised: their sum is how many returns the object should have.
         """
         mixture = self.mixture_head(features)
-        factor = mixture.cholesky.flatten(2)[..., [0, 2, 3]]
-        return torch.cat((mixture.mean, factor, mixture.log_weight[..., None]), dim=-1)
+        factor, weight = mixture.cholesky.flatten(2), mixture.log_weight[..., None]
+        return torch.cat((mixture.mean, factor[..., :1], factor[..., 2:], weight), dim=-1)
 
     def decode(self, encoded: EncodedRays, rays: Tensor, anchors: Tensor) -> RayAnswers:
         """rays (A, s, 2) in steps from their anchors (A,)."""
@@ -111,7 +112,7 @@ class RayNetwork(nn.Module):
         nearness = torch.baddbmm(own, rays, sharp.mT, beta=-1, alpha=2)  # (A, s, k)
         weights, raw = self.head(x, tokens, nearness[None])
         depth = (weights[0] @ offsets[..., 3:])[..., 0]
-        depth = depth + LARGEST_SHIFT * torch.tanh(raw[0, ..., 0])
+        depth = torch.add(depth, torch.tanh(raw[0, ..., 0]), alpha=LARGEST_SHIFT)
         log_scale = raw[0, ..., 1].clamp(*LOG_SCALE)
         return RayAnswers(depth, log_scale, self.log_intensity(encoded, rays, offsets, near))
 
@@ -124,12 +125,12 @@ class RayNetwork(nn.Module):
         across, up = (rays[:, :, None] - centre[:, None]).unbind(-1)  # (A, s, k)
         first, low, second, weight = component[..., 2:].unbind(-1)
         peak = weight - torch.log(first * second) - math.log(2 * math.pi)
-        missing = near == near[:, :1]  # these repeat the point itself
-        missing[:, 0] = False
-        peak = peak.masked_fill(missing, -math.inf)
+        # missing neighbours repeat the point itself
+        peak[:, 1:].masked_fill_(near[:, 1:] == near[:, :1], -math.inf)
         u = across / first[:, None]
         v = torch.addcmul(up, low[:, None], u, value=-1) / second[:, None]
-        return torch.logsumexp(peak[:, None] - 0.5 * torch.addcmul(u * u, v, v), dim=-1)
+        density = torch.add(peak[:, None], torch.addcmul(u * u, v, v), alpha=-0.5)
+        return torch.logsumexp(density, dim=-1)
 
 
 def see(offsets: Tensor) -> Tensor:

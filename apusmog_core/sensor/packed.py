@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .lasers import ring_spacing
-from .lattice import LATTICE, Slots, lattice_slots
+from .lattice import GOLDEN, LATTICE, Slots, lattice_slots
 from .view import (
     COLUMNS_AROUND,
     NEIGHBOURS,
@@ -23,6 +23,11 @@ from .view import (
 )
 
 NOTHING, OUTSIDE = 0, 1  # rows of the table of returns: no return there; no ring of the sensor
+# columns of the table of returns; then what is known of object points in advance, and later
+TURN, RING, ELEVATION, DEPTH, INSTANCE, PLACE, STATE, HALF = range(8)
+AZIMUTH, HEIGHT, OWNER, SHARE, UP, DOWN, ASIDE, METRES = range(8, 16)
+# ... and of the slots for rays
+ACROSS, TOWARDS, RISE, ABOVE, BELOW, ORDER, TIER, FACTOR, SPREAD = range(9)
 PARTNERS = [(ring, column) for ring in (1, -1) for column in range(-2, 3)]
 NEAR = slice(len(PARTNERS), len(PARTNERS) + len(NEIGHBOURS))  # places of the neighbours
 AROUND = slice(NEAR.stop, NEAR.stop + len(WINDOW))
@@ -48,7 +53,7 @@ def send(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tenso
 
 
 def pack_scan(
-    scan: ObjectScan, grid: Grid, rows: np.ndarray, sizes: np.ndarray
+    scan: ObjectScan, grid: Grid, rows: np.ndarray, sizes: np.ndarray, seed: int = 0
 ) -> dict[str, np.ndarray]:
     """Arrays for looking around the points of objects: rows (a,) of the scan, sizes (o,)."""
     returns, image = table_of_returns(scan, grid, rows)
@@ -58,23 +63,25 @@ def pack_scan(
     around = (*NEIGHBOURS.tolist(), *WINDOW.tolist())
     places += [image.size - 1 + r * width + c for r, c in around]
     height = np.full(len(rows), np.nan) if scan.height is None else scan.height[rows]
-    objects = object_scalars(grid, rows, sizes, height.astype(np.float32))
-    known = np.isfinite(height)
+    cloud = np.repeat(np.arange(len(sizes)), sizes)
+    objects = object_scalars(grid, rows, sizes, height.astype(np.float32))[cloud]  # (a, 6)
+    known, depth = np.isfinite(height), grid.polar[rows, 2]
     height = np.where(known, height, 0.0)
-    about = (known, np.full(len(rows), scan.whole), height.clip(-1, 6), height)
-    spacing = ring_spacing(grid.lasers, number, np.exp(-grid.polar[rows, 2]))
+    objects[~known, :2] = 0
+    about = (depth - 3, known, np.full(len(rows), scan.whole), height.clip(-1, 6), *objects.T)
+    spacing = ring_spacing(grid.lasers, number, np.exp(-depth))
+    share = (np.arange(seed, seed + len(rows)) * GOLDEN) % 1  # of 1, spread evenly
+    own = (grid.polar[rows, 0], height, 8.0 * scan.instance[rows], share)
     return {
         "image": image,  # (rings, columns) of rows of `returns`
         "cell": (number + RINGS_AROUND) * width + grid.column[rows] + COLUMNS_AROUND,  # (a,)
         "places": np.array(places),
-        "cloud": np.repeat(np.arange(len(sizes)), sizes),  # (a,)
-        "returns": returns,  # (N, 7)
-        "own": returns[rows + 2],  # (a, 7)
+        "cloud": cloud,  # (a,)
+        "returns": returns,  # (N, 8)
+        "own": np.concatenate((returns[rows + 2], np.stack(own, axis=1)), axis=1),  # (a, 12)
         "others": (NEIGHBOURS != 0).any(axis=1).astype(np.float32),  # all but the point itself
-        "azimuth": grid.polar[rows, 0],  # (a,)
         "spacing": spacing * (1, -1),  # (a, 2) radians up and down
-        "about": np.stack(about, axis=1).astype(np.float32),  # (a, 4)
-        "objects": objects,  # (o, 6)
+        "about": np.stack(about, axis=1),  # (a, 10) of the context's scalars
         "measured": np.column_stack((scan.points[rows], rows)).astype(np.float32),  # (a, 4)
     }
 
@@ -82,8 +89,9 @@ def pack_scan(
 def table_of_returns(
     scan: ObjectScan, grid: Grid, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (N, 7): column, ring, ln(range), elevation, instance, place among the object points,
-    and 1 (0 for NOTHING, -1 for OUTSIDE); and the image (rings, columns) of their rows in it.
+    """Returns (N, 8): column, ring, elevation, ln(range), instance, place among the object points,
+    1 (0 for NOTHING, -1 for OUTSIDE), and a half (or 0); and the image (rings, columns) of their
+    rows in the table.
 
     Beyond the image's ends the turn goes on, with rows of their own: so azimuths never wrap.
     """
@@ -92,10 +100,10 @@ def table_of_returns(
     turn -= columns * np.round((turn - grid.column) / columns)
     place = np.full(count, -1)
     place[rows] = np.arange(len(rows))
-    table = np.zeros((2 + count, 7), np.float32)
-    table[:2, 4], table[OUTSIDE, 6] = -1, -1
-    columns_of = (turn, number, grid.polar[:, 2], grid.polar[:, 1], scan.instance, place)
-    for axis, values in enumerate((*columns_of, 1)):
+    table = np.zeros((2 + count, 8), np.float32)
+    table[:2, INSTANCE], table[OUTSIDE, STATE] = -1, -1
+    columns_of = (turn, number, *grid.polar[:, 1:].T, scan.instance, place)
+    for axis, values in enumerate((*columns_of, 1, 0.5)):
         table[2:, axis] = values
     rings = len(grid.lasers.elevation)
     shape = (rings + 2 * RINGS_AROUND, columns + 2 * COLUMNS_AROUND)
@@ -109,7 +117,7 @@ def table_of_returns(
         rows_there = inside[:, begin : begin + COLUMNS_AROUND].copy()
         there = (rows_there > OUTSIDE) & (rows_there < len(table))
         again = table[rows_there[there]]
-        again[:, 0] += shift
+        again[:, TURN] += shift
         rows_there[there] = total + np.arange(len(again))
         inside[:, to : to + COLUMNS_AROUND] = rows_there
         tables.append(again)
@@ -122,14 +130,16 @@ def pack_lattice(
     sizes: np.ndarray,
     border: np.ndarray,
     new: np.ndarray,
+    first: np.ndarray,
     keep_measured: bool,
 ) -> tuple[dict[str, np.ndarray], int]:
     """The rays of a lattice as rows of slots, and how many rows a lowest point has downwards.
 
-    levels (o, 2) columns and rings, border (a, 2) on the sensor's highest ring, on its lowest.
-    `blocks` (types, S, 7) are the kinds of rows there are. Slots: where a ray goes in columns, how
-    much of the way aside to the partner, in rings up, in rings down, place in the order of the
-    choice, tier, factor of the confidence.
+    levels (o, 2) columns and rings, border (a, 2) on the sensor's highest ring, on its lowest,
+    `first` (o,) the numbers of the objects.
+    `blocks` (kinds, S, 9) are the kinds of rows there are. Slots: where a ray goes in columns, how
+    much of the way aside to the partner, in rings, in rings up, in rings down, place in the order
+    of the choice, tier, factor of the confidence, a share of 1 that spreads evenly.
     """
     kinds, level = np.unique(levels, axis=0, return_inverse=True)
     up, down = zip(*(_slots(*kind, keep_measured) for kind in kinds.tolist()), strict=True)
@@ -137,29 +147,30 @@ def pack_lattice(
     usual = np.bincount(np.array([len(x) for x, _ in up])[level], weights=sizes).argmax()
     slots = min(max(int(usual), 1), MOST_SLOTS)
     down_rows = max(-(-len(x) // slots) for x, _ in down)
-    blocks, first_up, first_down = [], [], []
+    blocks, up_kinds, down_kinds = [], [], []
     for (x, way), (x_down, way_down) in zip(up, down, strict=True):
-        first_up.append(len(blocks))
+        up_kinds.append(len(blocks))
         up_rows = -(-len(x) // slots)
         for unseen in (1.0, LATTICE.unseen):
-            blocks += _blocks(x, way, 0 * way, way, slots, up_rows, unseen)
-        first_down.append(len(blocks))
+            blocks += _blocks(x, way, way, slots, up_rows, unseen)
+        down_kinds.append(len(blocks))
         for unseen in (1.0, LATTICE.unseen):
-            flat = 0 * way_down
-            blocks += _blocks(x_down, flat, way_down, flat, slots, down_rows, unseen)
+            blocks += _blocks(x_down, 0 * x_down, -way_down, slots, down_rows, unseen)
     cloud = np.repeat(np.arange(len(sizes)), sizes)
     up_rows = np.array([-(-len(x) // slots) for x, _ in up])[level]  # of each object
     per = up_rows[cloud]
     anchors = np.repeat(np.arange(len(cloud)), per)
     row = np.arange(len(anchors)) - np.repeat(np.cumsum(per) - per, per)
-    kind = np.array(first_up)[level][cloud] + border[:, 0] * per
+    kind = np.array(up_kinds)[level][cloud] + border[:, 0] * per
+    down_kind = np.array(down_kinds)[level][cloud] + border[:, 1] * down_rows
     packed = {
-        "blocks": np.array(blocks, np.float32),  # (types, S, 7)
-        "anchors": anchors,  # (R,) of rows upwards
-        "kinds": kind[anchors] + row,  # (R,)
-        "down": np.array(first_down)[level][cloud] + border[:, 1] * down_rows,  # (a,) kind of row
+        "blocks": np.array(blocks),
+        "rows": np.stack((anchors, kind[anchors] + row), axis=1),  # (R, 2) upwards: anchor, kind
+        # (a, 2) itself, and the kind of its row downwards
+        "down": np.stack((np.arange(len(cloud)), down_kind), axis=1),
         "new": new,  # (o,)
         "begin": np.cumsum(new) - new,  # (o,)
+        "first": 8.0 * first - 5.5,  # (o,) below the keys of each object's rays
     }
     return packed, down_rows
 
@@ -173,12 +184,14 @@ def _slots(across: int, rings: int, keep_measured: bool) -> tuple[Slots, Slots]:
     return (x, way), down
 
 
-def _blocks(x, aside, below, above, slots: int, rows: int, unseen: float) -> list[np.ndarray]:
-    """Rows of slots (rows, slots, 7), the last filled up with slots that hold no ray."""
+def _blocks(x, aside, way, slots: int, rows: int, unseen: float) -> list[np.ndarray]:
+    """Rows of slots (rows, slots, 9), the last filled up with slots that hold no ray."""
     tier = x > 0
-    factor = np.where((above > 0) | (below > 0), unseen, 1.0)
-    filled = np.stack((x, aside, above, below, 2.0 * tier, tier, factor), axis=1)
-    table = np.zeros((rows * slots, 7))
-    table[:, 4] = NO_RAY
+    factor = LATTICE.odds * np.where(way != 0, unseen, 1.0)
+    even = np.arange(len(x)) / len(x)
+    up, down = np.maximum(way, 0), np.maximum(-way, 0)
+    filled = np.stack((x, aside, way, up, down, 2.0 * tier, tier, factor, even), axis=1)
+    table = np.zeros((rows * slots, 9))
+    table[:, ORDER] = NO_RAY
     table[: len(x)] = filled
-    return list(table.reshape(rows, slots, 7))
+    return list(table.reshape(rows, slots, 9))
