@@ -52,6 +52,7 @@ $(READY): setup.py constraints.txt
 	@test -e $@ || { $(find_python); $$python -m venv --clear $(if $(ROS_DISTRO),--system-site-packages) .venv; }
 	$(PYTHON) -m pip install --quiet --upgrade pip
 	$(PYTHON) -m pip install -c constraints.txt $(torch_builds) -e '.[dev$(if $(ROS_DISTRO),,,ros)]'
+	$(PYTHON) -m apusmog_core warm-up
 	@touch $@
 
 # Where there is no NVIDIA GPU, the CPU build of PyTorch, without gigabytes of CUDA: its version has

@@ -11,7 +11,7 @@ import pytest
 
 from apusmog_core import cli
 from apusmog_core.cli.arguments import parse_setting
-from apusmog_core.config import NodeConfig, PipelineConfig, TrainConfig
+from apusmog_core.config import NodeConfig, PipelineConfig, ReplayConfig, TrainConfig
 from apusmog_core.settings import settings, with_values
 from tools import parameters
 
@@ -168,9 +168,21 @@ def test_every_extra_exists():
 
 def test_every_launch_argument_exists():
     launch = (ROOT / "launch" / "upsample.launch.py").read_text()
-    named = set(re.findall(r"(\w+):=", GUIDES))
+    named = {name for words in commands("ros2") for name in re.findall(r"(\w+):=", " ".join(words))}
     assert len(named) > 3
     assert [name for name in named if f'    "{name}": (' not in launch] == []
+
+
+def test_every_command_that_starts_a_node_exists_with_its_parameters():
+    scripts = (ROOT / "setup.py").read_text()
+    for program, config in (
+        ("apusmog-upsample-node", NodeConfig()),
+        ("apusmog-replay", ReplayConfig()),
+    ):
+        [words] = commands(program)
+        assert f'"{program} = ' in scripts and words[0] == "--ros-args"
+        given = [words[at + 1] for at, word in enumerate(words) if word == "-p"]
+        with_values(config, dict(parse_setting(text.replace(":=", "=")) for text in given))
 
 
 def test_every_parameter_exists_and_takes_the_value_given():
