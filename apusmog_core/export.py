@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from . import weights
 from .config import ModelConfig
 from .files import check_output, written_whole
-from .model import ApuSmog
+from .model.network import ApuSmog
 from .sensor.network import RayNetwork, hit_probability
 from .sensor.view import CONTEXT
 from .settings import to_dict

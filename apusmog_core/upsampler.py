@@ -15,7 +15,7 @@ import torch
 from .compute import check_memory, parse_device, parse_precision
 from .dense import Dense
 from .geometry import farthest
-from .model import ApuSmog
+from .model.network import ApuSmog
 from .segment.cluster import rows_by_label
 from .sensor.device import DeviceRays
 from .sensor.grow import RayUpsampler

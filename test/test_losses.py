@@ -8,7 +8,6 @@ import torch
 
 from apusmog_core.config import PRESETS, TrainConfig
 from apusmog_core.geometry import nearest_in_batch
-from apusmog_core.model import ApuSmog
 from apusmog_core.model.losses import (
     augmented_chamfer,
     chamfer,
@@ -17,6 +16,7 @@ from apusmog_core.model.losses import (
     projection_loss,
     surface_loss,
 )
+from apusmog_core.model.network import ApuSmog
 
 ALPHA = 50.0  # milder than the paper's, so that all four neighbours count
 

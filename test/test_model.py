@@ -7,7 +7,7 @@ import torch
 
 from apusmog_core.config import PRESETS, ModelConfig
 from apusmog_core.geometry import nearest_in_batch
-from apusmog_core.model import ApuSmog
+from apusmog_core.model.network import ApuSmog
 from apusmog_core.model.smog import MixtureHead, cholesky_factor, to_angles, to_cartesian
 
 RATIOS = (0.5, 1, 1.5, 1.98, 2.34, 3.45, 4, 4.93, 7.72, 9.51, 18.11, 22.86)

@@ -12,10 +12,10 @@ from torch import nn
 from apusmog_core import Upsampler
 from apusmog_core.config import PRESETS, TrainConfig
 from apusmog_core.geometry import nearest_in_batch
-from apusmog_core.model import ApuSmog, Mixture, parameter_count
 from apusmog_core.model.attention import PointTransformerLayer
 from apusmog_core.model.losses import surface_loss
-from apusmog_core.model.smog import MixtureHead
+from apusmog_core.model.network import ApuSmog, parameter_count
+from apusmog_core.model.smog import Mixture, MixtureHead
 from apusmog_core.model.transformer import DecoderLayer, EncoderLayer
 from apusmog_core.settings import load_yaml
 

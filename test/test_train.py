@@ -14,8 +14,8 @@ from apusmog_core.compute import keep_allocations
 from apusmog_core.config import PRESETS, DataConfig, ModelConfig, TrainConfig
 from apusmog_core.evaluation.baselines import midpoint
 from apusmog_core.geometry import nearest_in_batch
-from apusmog_core.model import ApuSmog
 from apusmog_core.model.losses import chamfer, surface_loss
+from apusmog_core.model.network import ApuSmog
 from apusmog_core.sensor.grid import wrap
 from apusmog_core.sensor.losses import ray_loss
 from apusmog_core.sensor.network import RayNetwork

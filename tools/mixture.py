@@ -11,7 +11,7 @@ import torch
 from scipy.spatial import cKDTree
 
 from apusmog_core.geometry import nearest
-from apusmog_core.model import Mixture
+from apusmog_core.model.smog import Mixture
 from apusmog_core.picture import aim, look_at
 from apusmog_core.sensor.network import EncodedRays, hit_probability
 from apusmog_core.sensor.view import ObjectGraph, look_around

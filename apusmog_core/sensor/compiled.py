@@ -255,8 +255,7 @@ def _encode(weights, width, offsets, neighbours, context, cloud):
         store(y, start, keys)
         linear(weights.value, x, y)
         store(y, start, values)
-    delta = np.empty((k, width, LANES), np.float32)
-    gamma = np.empty((k, width, LANES), np.float32)
+    delta, gamma = np.empty((2, k, width, LANES), np.float32)
     columns = width * LANES
     for start in range(0, count, LANES):
         load(inputs, start, x)

@@ -9,7 +9,8 @@ import torch
 from ..compute import autocast
 from ..dense import Dense
 from ..geometry import farthest, geodesic_patches, nearest
-from ..model import ApuSmog, Mixture
+from ..model.network import ApuSmog
+from ..model.smog import Mixture
 from ..segment.cluster import rows_by_label
 from ..sensor.view import ObjectScan
 from .choose import farthest_from, relax, spread_out

@@ -15,7 +15,7 @@ from ..config import ModelConfig, TrainConfig
 from ..data import Scan
 from ..evaluation import rings
 from ..evaluation.tables import Row, Scores
-from ..model import ApuSmog
+from ..model.network import ApuSmog
 from ..segment import Found, Segmenter
 from ..sensor.grid import to_polar
 from ..sensor.lasers import Lasers, find_lasers

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset
 from .. import weights
 from ..compute import autocast, keep_allocations, parse_device, parse_precision
 from ..config import TrainConfig
-from ..model import ApuSmog, parameter_count
 from ..model.losses import surface_loss
+from ..model.network import ApuSmog, parameter_count
 from ..sensor.losses import ray_loss
 from ..settings import flatten, to_dict
 

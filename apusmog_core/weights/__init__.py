@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..config import ModelConfig
 from ..files import written_whole
-from ..model import ApuSmog
+from ..model.network import ApuSmog
 from ..sensor.network import RayNetwork
 from ..settings import from_dict, to_dict
 
