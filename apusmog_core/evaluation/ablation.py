@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,12 @@ def ablation_runs(config: TrainConfig, patches: int) -> dict[str, TrainConfig]:
     }
 
 
-def evaluate_ablation(config: TrainConfig, patches: int, shapes: list[Shape]) -> list[Row]:
+def evaluate_ablation(
+    config: TrainConfig,
+    patches: int,
+    shapes: list[Shape],
+    progress: Callable[[Iterable, str], Iterable] = lambda items, unit: items,
+) -> list[Row]:
     """Train every run of the ablation and score it on the shapes at ratio 4: one mean row each."""
     from ..training.loop import train
     from ..upsampler import Upsampler
@@ -46,6 +52,6 @@ def evaluate_ablation(config: TrainConfig, patches: int, shapes: list[Shape]) ->
     rows = []
     for name, run in ablation_runs(config, patches).items():
         up = Upsampler.load(train(run), device=run.device, seed=run.seed)
-        scored = evaluate_shapes(shapes, {name: up.upsample})
+        scored = evaluate_shapes(progress(shapes, "shape"), {name: up.upsample})
         rows.append(scored[-1] | {"patches": run.steps * run.batch})
     return rows
