@@ -44,7 +44,7 @@ def view(
     ratios: Sequence[float] = (),
     pipeline=None,
     max_frames: int = 20,
-    progress: Callable[[Iterable, int], Iterable] = lambda items, total: items,
+    progress: Callable[[Iterable, str, int], Iterable] = lambda items, unit, total: items,
 ) -> tuple[Path, str]:
     """A page of clouds, bags or folders, and what was not found.
 
@@ -57,7 +57,7 @@ def view(
     opened = [open_scans(path) for path in paths]
     total = sum(min(max_frames, len(scans)) for scans in opened)
     shown = (scan for scans in opened for scan in _spread(scans, max_frames))
-    frames = [_frame(scan, ratios, pipeline) for scan in progress(shown, total)]
+    frames = [_frame(scan, ratios, pipeline) for scan in progress(shown, "scan", total)]
     objects = any(len(dense.points) for frame in frames for dense in frame.dense.values())
     notice = "" if objects or not ratios else _nothing_found(len(frames))
     beside = len(opened) > 1 and not ratios and all(len(scans) == 1 for scans in opened)

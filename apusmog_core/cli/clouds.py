@@ -288,13 +288,7 @@ def view(args: argparse.Namespace) -> None:
     if args.set and not args.ratio:
         raise ValueError("--set: settings of the pipeline need objects to show; add --ratio R")
     pipeline = load_pipeline(args) if args.ratio else None
-    page, notice = view(
-        args.files,
-        args.out,
-        args.ratio,
-        pipeline,
-        progress=lambda scans, total: progress(scans, "scan", total),
-    )
+    page, notice = view(args.files, args.out, args.ratio, pipeline, progress=progress)
     if notice:
         say(notice)
     tell(f"{page}: open it in a browser")

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from .arguments import add_settings, count, number, parse_setting, say, seed, tell
-from .progress import waiting
+from .progress import progress, waiting
 from .scores import print_table
 
 
@@ -118,7 +118,7 @@ def finetune(args: argparse.Namespace) -> int:
     check_output(args.out, find(args.weights))
     keys = ("force", "steps", "rate", "frames", "device", "seed")
     options = {key: getattr(args, key) for key in keys}
-    outcome = finetune(args.scans, args.weights, args.out, **options)
+    outcome = finetune(args.scans, args.weights, args.out, **options, progress=progress)
     print_table(outcome.rows)
     if outcome.written:
         tell(f"{args.out}: written")
@@ -185,8 +185,8 @@ def warm_up(args: argparse.Namespace) -> None:
     from apusmog_core.config import PipelineConfig
     from apusmog_core.pipeline import ScanPipeline
 
-    say("compiling, which takes up to a minute the first time")
-    ScanPipeline(PipelineConfig(weights=args.weights, device="cpu")).warm_up()
+    with waiting("compiling, which takes about a minute the first time"):
+        ScanPipeline(PipelineConfig(weights=args.weights, device="cpu")).warm_up()
     if complaint := cache_complaint():
         say(f"warning: {complaint}")
     else:

@@ -171,14 +171,13 @@ def evaluate_rings(args: argparse.Namespace) -> None:
     if args.sensor and not args.simulate:
         raise ValueError(f"--sensor {args.sensor}: only simulated scans (--simulate) have a choice")
     up = None if args.baselines else load(args)
-    with waiting("finding objects"):
-        cases = _ring_cases(args)
-    calibrations = rings.calibrate_frames(cases, args.scans) if args.calibrate else None
+    cases = _ring_cases(args)
+    with waiting("calibrating"):
+        calibrations = rings.calibrate_frames(cases, args.scans) if args.calibrate else None
     for frame, calibration in (calibrations or {}).items():
         if not calibration.converged:
             say(f"{frame}: {calibration.scans} other scans are too few to calibrate from")
-    with waiting(f"scoring {len(cases)} objects"):
-        rows = rings.evaluate_rings(cases, up, args.weights, calibrations)
+    rows = rings.evaluate_rings(cases, up, args.weights, calibrations, progress)
     print_table(rows)
     _write_results(args.out, rows)
 
@@ -189,9 +188,11 @@ def _ring_cases(args: argparse.Namespace):
     options = dict(points=args.points or rings.SCORED_POINTS, stride=args.stride)
     if args.simulate:
         sensor = args.sensor or "HDL-64E"
-        return rings.simulated_cases(args.simulate, args.seed, sensor, args.meshes, **options)
+        with waiting(f"simulating {args.simulate} scans"):
+            return rings.simulated_cases(args.simulate, args.seed, sensor, args.meshes, **options)
     if args.holdout:
-        return rings.ring_cases(args.scans, args.holdout, args.stride)
+        with waiting("reading held-out rings"):
+            return rings.ring_cases(args.scans, args.holdout, args.stride)
     return rings.found_cases(args.scans, args.frames, **options)
 
 
@@ -233,7 +234,7 @@ def evaluate_ablation(args: argparse.Namespace) -> None:
     run = ablation.ablation_runs(config, patches)["full model"]
     limit = "" if args.patches else f", about {args.hours:g} hours"
     say(f"{ablation.ROWS} rows of {patches} patches, {run.steps} steps of {run.batch}{limit}")
-    rows = ablation.evaluate_ablation(config, patches, shapes)
+    rows = ablation.evaluate_ablation(config, patches, shapes, progress)
     print_table(rows)
     _write_results(args.out, rows)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,7 +75,12 @@ def affordable_patches(config: TrainConfig, hours: float, shapes: list[Shape]) -
     return max(1, int((RESERVE * hours * 3600 / ROWS - scoring) / a_patch))
 
 
-def evaluate_ablation(config: TrainConfig, patches: int, shapes: list[Shape]) -> list[Row]:
+def evaluate_ablation(
+    config: TrainConfig,
+    patches: int,
+    shapes: list[Shape],
+    progress: Callable[[Iterable, str], Iterable] = lambda items, unit: items,
+) -> list[Row]:
     """Train every run of the ablation and score it on the shapes at ratio 4: one mean row each."""
     from ..training.loop import train
     from ..upsampler import Upsampler
@@ -84,6 +90,6 @@ def evaluate_ablation(config: TrainConfig, patches: int, shapes: list[Shape]) ->
         start = time.perf_counter()
         up = Upsampler.load(train(run), device=run.device, seed=run.seed)
         minutes = (time.perf_counter() - start) / 60
-        scored = evaluate_shapes(shapes, {name: up.upsample})
+        scored = evaluate_shapes(progress(shapes, "shape"), {name: up.upsample})
         rows.append(scored[-1] | {"patches": run.steps * run.batch, "minutes": round(minutes, 1)})
     return rows

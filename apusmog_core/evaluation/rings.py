@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,12 @@ RANGE_BINS = (0, 15, 30, 45)  # metres
 SCORED_POINTS = (64, 1_000_000)  # fewest and most of an object
 FEWEST_KEPT = 8  # points that are given, and that are held, of an object where few rings are kept
 SURFACE_ROUGHNESS = 0.1  # metres: rougher clusters are vegetation
+
+Progress = Callable[[Iterable, str, int], Iterable]  # items, what one is, how many
+
+
+def without_progress(items: Iterable, unit: str, total: int) -> Iterable:
+    return items
 
 
 # --- ring hold-out -------------------------------------------------------------------------------
@@ -307,14 +313,18 @@ def calibrate_frames(
 
 
 def upsample_rings(
-    up: Upsampler, cases: list[RingCase], calibrations: dict[str, Calibration] | None = None
+    up: Upsampler,
+    cases: list[RingCase],
+    calibrations: dict[str, Calibration] | None = None,
+    progress: Progress = without_progress,
 ) -> list[np.ndarray]:
     """The model's output for each case: measured points first, as many as the sensor saw.
 
     The objects of a scan go together, as in a node; calibrations are by frame.
     """
     results: list[np.ndarray | None] = [None] * len(cases)
-    for frame in dict.fromkeys(case.frame for case in cases):
+    frames = dict.fromkeys(case.frame for case in cases)
+    for frame in progress(frames, "scan", len(frames)):
         index = [i for i, case in enumerate(cases) if case.frame == frame]
         scan = cases[index[0]].scan
         instance = np.zeros(len(scan.points), np.int64)
@@ -342,14 +352,19 @@ def evaluate_rings(
     up: Upsampler | None = None,
     name: str = "model",
     calibrations: dict[str, Calibration] | None = None,
+    progress: Progress = without_progress,
 ) -> list[Row]:
     """One row for each method and group of cases: baselines, `name`, and the sensor itself."""
-    tables = {title: score_rings(cases, method) for title, method in RING_BASELINES.items()}
+
+    def score(outputs: Iterable[np.ndarray]) -> Scores:
+        pairs = progress(zip(cases, outputs, strict=True), "object", len(cases))
+        return mean_rings(cases, [score_ring(case, output) for case, output in pairs])
+
+    tables = {title: score(map(method, cases)) for title, method in RING_BASELINES.items()}
     ways = {name: None} | ({f"{name}, calibrated": calibrations} if calibrations else {})
     for title, biases in ways.items() if up else ():
-        pairs = zip(cases, upsample_rings(up, cases, biases), strict=True)
-        tables[title] = mean_rings(cases, [score_ring(case, out) for case, out in pairs])
-    tables["all rings"] = score_rings(cases, lambda case: case.full)  # what no method can beat
+        tables[title] = score(upsample_rings(up, cases, biases, progress))
+    tables["all rings"] = score(case.full for case in cases)  # what no method can beat
     groups = tables["nothing"]
     return [
         {"method": title, "group": group, **table[group]}

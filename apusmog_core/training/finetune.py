@@ -51,6 +51,7 @@ def finetune(
     frames: int = 100,
     device: str = "auto",
     seed: int = 0,
+    progress: rings.Progress = rings.without_progress,
 ) -> Outcome:
     """Continue training the weights `start` on scans that have ring numbers, and write `out`.
 
@@ -79,9 +80,9 @@ def finetune(
     rivals = {name: weights.load_network(file) for name, file in rivals.items()}
 
     samples, cases = prepare(scans, frames, seed)
-    tables = {name: score(network, cases, device) for name, network in rivals.items()}
+    tables = {name: score(network, cases, device, progress) for name, network in rivals.items()}
     tuned = continue_training(config, start, samples)
-    tables["after"] = score(tuned, cases, device)
+    tables["after"] = score(tuned, cases, device, progress)
 
     goals = {name: deciding_score(table) for name, table in tables.items()}
     written = force or goals["after"] >= max(goals.values())
@@ -105,10 +106,17 @@ def continue_training(config: TrainConfig, start: str | Path, samples: RaySample
         return weights.load_network(file)
 
 
-def score(network: ApuSmog, cases: list[rings.RingCase], device: str) -> Scores:
+def score(
+    network: ApuSmog,
+    cases: list[rings.RingCase],
+    device: str,
+    progress: rings.Progress = rings.without_progress,
+) -> Scores:
     """Ring hold-out scores of a network."""
-    dense = rings.upsample_rings(Upsampler(network, parse_device(device)), cases)
-    scores = [rings.score_ring(case, out) for case, out in zip(cases, dense, strict=True)]
+    up = Upsampler(network, parse_device(device))
+    dense = rings.upsample_rings(up, cases, progress=progress)
+    pairs = progress(zip(cases, dense, strict=True), "object", len(cases))
+    scores = [rings.score_ring(case, out) for case, out in pairs]
     return rings.mean_rings(cases, scores)
 
 
