@@ -13,7 +13,7 @@ from apusmog_core import Upsampler
 from apusmog_core.config import PRESETS, TrainConfig
 from apusmog_core.geometry import nearest_in_batch
 from apusmog_core.model.attention import PointTransformerLayer
-from apusmog_core.model.losses import surface_loss
+from apusmog_core.model.losses import drawn_share, projection_loss, surface_loss
 from apusmog_core.model.network import ApuSmog, parameter_count
 from apusmog_core.model.smog import Mixture, MixtureHead
 from apusmog_core.model.transformer import DecoderLayer, EncoderLayer
@@ -168,18 +168,32 @@ def test_learned_weights_place_the_outputs_and_keep_their_number(preset, patch):
         assert away.max() < 3
 
 
-def test_weights_learn_where_samples_are_missing(patch):
-    """Few samples where the target is not covered: its component's weight must grow."""
+def test_weights_learn_where_samples_are_missing():
+    """Two pieces of surface, one with many samples and one with few, all of them on it."""
+    generator = torch.Generator().manual_seed(0)
+    pieces = torch.rand(2, 200, 3, generator=generator) * torch.tensor([1.0, 1.0, 0.0])
+    pieces[1] += 5.0
+    weight = torch.tensor([[30 / 32, 2 / 32]]).log().requires_grad_()
+    mixture = Mixture(torch.zeros(1, 2, 3), torch.zeros(1, 2, 2, 2), weight)
+    counts = mixture.allot(32)
+    assert counts.tolist() == [[30, 2]]
+    outputs = torch.cat((pieces[0, :30], pieces[1, :2]))[None]
+    share = drawn_share(mixture, counts)
+    assert (share == 1).all()  # no more than a gradient
+    projection_loss(outputs, pieces.view(1, 400, 3), share=share).backward()
+    many, few = weight.grad[0].tolist()
+    assert few < 0 and few < 3 * many  # more there, and rather there
+
+
+def test_learned_weights_have_a_gradient_in_training(patch):
     torch.manual_seed(0)
     network = awake(ApuSmog(replace(PAPER, learned_weights=True, **FEW)))
-    batch = training_batch(network, patch)
-    config = TrainConfig(lambda_reconstruction=0.0)
-    mixture = network.mixture(encode(network, patch))
-    total, _ = surface_loss(network, batch, config)
+    total, _ = surface_loss(network, training_batch(network, patch), TrainConfig())
     total.backward()
-    grad = network.mixture_head.xi[-1].weight.grad[-1]
-    assert grad.abs().sum() > 0
-    assert mixture.log_weight.exp().sum(dim=1).tolist() == pytest.approx([1, 1])
+    assert network.mixture_head.xi[-1].weight.grad[-1].abs().sum() > 0
+    assert network.mixture(encode(network, patch)).log_weight.exp().sum(dim=1).tolist() == (
+        pytest.approx([1, 1])
+    )
 
 
 # --- 3.3 -----------------------------------------------------------------------------------------

@@ -210,9 +210,9 @@ class ApuSmog(nn.Module):
         No gradient goes into these features, as in the released code.
         """
         own = nearest_between(coarse, encoded.points, 1)[:, :, 0]
-        radius = encoded.spacing[:, :1]
-        offsets = (gather(coarse, near) - coarse[:, :, None]) / radius[:, :, None]
-        return coarse + radius * block(gather(encoded.features.detach(), own), offsets, near)
+        unit = gather(encoded.spacing, own)
+        offsets = (gather(coarse, near) - coarse[:, :, None]) / unit[:, :, None]
+        return coarse + unit * block(gather(encoded.features.detach(), own), offsets, near)
 
     def _refine(self, block, encoded: Encoded, coarse, own, near, chunk: int) -> Tensor:
         """One pass over coarse points (B, M, 3), whose features are those of their anchors."""
