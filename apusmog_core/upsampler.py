@@ -156,7 +156,7 @@ class Upsampler:
             parts.append(self._within_memory(grow, np.flatnonzero(grows)))
             owner.append(np.repeat(np.arange(1, len(new) + 1), new))
         dense = Dense.concatenate(parts)
-        if not np.isfinite(dense.points).all():
+        if not (np.isfinite(dense.points).all() and np.isfinite(dense.confidence).all()):
             raise ValueError("the network made points that are not finite: are the weights sound?")
         return dense.take(np.argsort(np.concatenate(owner), kind="stable"))
 

@@ -226,6 +226,8 @@ def pretended_device(memory: int = MEMORY) -> Iterator[Counted]:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "mem_get_info": lambda *_: (memory, memory),
+        "memory_reserved": lambda *_: 0,
+        "memory_allocated": lambda *_: 0,
         "empty_cache": lambda: None,
         "synchronize": lambda *_: None,
         "is_bf16_supported": lambda *_: True,
