@@ -65,11 +65,11 @@ def test_a_step_on_a_device_changes_every_weight_by_what_the_cpu_finds(
                 run = loop.Run(config, processes, False, None, source)
                 counted.clear()
                 run.advance(loop.LossModule(run.network, run.loss, config))
-                results[device] = {n: p.cpu() for n, p in run.network.named_parameters()}
                 assert {p.device.type for p in run.network.parameters()} == {device}
                 if device == "cuda":
                     assert len(counted.uploads) <= 8  # the batch, and what the scaler sends
-                    assert len(counted.downloads) == 0
+                    assert max(counted.downloads, default=0) <= 4  # at most the gradient's norm
+                results[device] = {n: p.cpu() for n, p in run.network.named_parameters()}
     if precision == "float32":
         for name, value in results["cpu"].items():
             assert torch.allclose(value, results["cuda"][name], atol=2e-3), name
