@@ -181,6 +181,16 @@ def parse_device(name: str):
     return device
 
 
+def free_memory(device) -> int:
+    """Bytes that are left on a device, what PyTorch keeps there for later among them."""
+    if device.type == "cpu":
+        return available_memory()
+    import torch
+
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
+
+
 def parse_precision(name: str):
     """torch.dtype for float32, bfloat16 or float16; ValueError if it is another."""
     if name not in PRECISIONS:

@@ -122,8 +122,8 @@ class ScanPipeline:
 
     @property
     def device(self) -> str:
-        """Where the network runs."""
-        return str(self.upsampler.device)
+        """Where the network runs, and why there if that was measured."""
+        return getattr(self.upsampler, "choice", "") or str(self.upsampler.device)
 
     def process(
         self,

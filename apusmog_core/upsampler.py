@@ -6,7 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from copy import copy
+from copy import copy, deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from .compute import check_memory, parse_device, parse_precision
 from .dense import Dense
 from .geometry import farthest
 from .model.network import ApuSmog
+from .pace import milliseconds, typical
 from .segment.cluster import rows_by_label
 from .sensor.device import DeviceRays
 from .sensor.grow import RayUpsampler
@@ -46,14 +47,35 @@ class Upsampler:
         compiled: bool = True,
     ):
         """`denoise` is for noisy clouds without viewpoint, of 1024 points and more; without
-        `compiled` PyTorch runs the LiDAR network on a CPU, too, slower but at once."""
+        `compiled` PyTorch runs the LiDAR network on a CPU, too, slower but at once. `auto` is the
+        CPU where there is no GPU; else both are tried, and `choice` says what was found."""
         self.config = network.config
         self.seed = seed
         self.dtype = parse_precision(precision)
         self.denoise = denoise
         self.compiled = compiled
-        device = parse_device(device) if isinstance(device, str) else device
-        self.way = self._build(network.eval().requires_grad_(False), device, self.dtype)
+        self.choice = ""
+        network = network.eval().requires_grad_(False)
+        wanted = parse_device(device) if isinstance(device, str) else device
+        if device == "auto" and wanted.type == "cuda":
+            self.way = self._faster(network, wanted)
+        else:
+            self.way = self._build(network, wanted, self.dtype)
+
+    def _faster(self, network, cuda: torch.device) -> Way:
+        """The way that is faster on a typical input: a CPU may well be, for so small a network."""
+        here, scan = self._build(deepcopy(network), CPU, self.dtype), typical(self.config.domain)
+        took = milliseconds(here, scan)
+        try:
+            there = self._build(network, cuda, self.dtype)
+            took_there = milliseconds(there, scan)
+        except RuntimeError as error:  # a driver or a GPU that PyTorch does not fit, or no memory
+            self.choice = f"cpu ({cuda}: {str(error).splitlines()[0]})"
+            return here
+        pace = f"typical input: {took_there:.0f} ms on {cuda}, {took:.0f} ms on the CPU"
+        best = there if took_there < took else here
+        self.choice = f"{best.device} ({pace})"
+        return best
 
     def _build(self, network, device, dtype) -> Way:
         if self.config.domain == "sensor":
@@ -156,7 +178,7 @@ class Upsampler:
             parts.append(self._within_memory(grow, np.flatnonzero(grows)))
             owner.append(np.repeat(np.arange(1, len(new) + 1), new))
         dense = Dense.concatenate(parts)
-        if not np.isfinite(dense.points).all():
+        if not (np.isfinite(dense.points).all() and np.isfinite(dense.confidence).all()):
             raise ValueError("the network made points that are not finite: are the weights sound?")
         return dense.take(np.argsort(np.concatenate(owner), kind="stable"))
 

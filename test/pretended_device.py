@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 CUDA = torch.device("cuda", 0)
 MEMORY = 8 << 30  # bytes, free
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 SIZE_FROM_DATA = ("nonzero", "masked_select", "unique", "_unique", "_unique2", "bincount", "equal")
 NO_KERNEL = ("_unsafe_view", "lift_fresh", "detach", "alias", "_reshape_alias", "empty")
 FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor)
@@ -65,9 +66,10 @@ class OnDevice(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        whole = func.decompose(*args, **kwargs)  # in inference mode nobody has done it before
-        if whole is not NotImplemented:
-            return whole
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE):
+            return func._op_dk(COMPOSITE, *args, **kwargs)  # in inference mode it arrives whole
+        if torch._C._current_graph_task_id() >= 0:  # zeros that autograd made for a gradient
+            args, kwargs = tree_map_only(torch.Tensor, _here, (args, kwargs))
         name = func._schema.name.removeprefix("aten::")
         if name == "copy_" and not (type(args[0]) is type(args[1]) is cls):
             return _transfer(*args[:2])
@@ -144,6 +146,10 @@ def _transfer(target, source):
     else:
         target.copy_(download(source))
     return target
+
+
+def _here(x: torch.Tensor) -> OnDevice:
+    return x if isinstance(x, OnDevice) else OnDevice(x)
 
 
 def _check_devices(name: str, arguments) -> None:
@@ -226,6 +232,8 @@ def pretended_device(memory: int = MEMORY) -> Iterator[Counted]:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "mem_get_info": lambda *_: (memory, memory),
+        "memory_reserved": lambda *_: 0,
+        "memory_allocated": lambda *_: 0,
         "empty_cache": lambda: None,
         "synchronize": lambda *_: None,
         "is_bf16_supported": lambda *_: True,

@@ -101,9 +101,10 @@ def test_rays_beyond_the_sensors_border_are_a_last_resort():
 # --- exact counts --------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def up() -> Upsampler:
-    return Upsampler(build_network(PRESETS["lidar"]))
+@pytest.fixture(scope="module", params=["machine code", "PyTorch"])
+def up(request) -> Upsampler:
+    network = build_network(PRESETS["lidar"])
+    return Upsampler(network, "cpu", compiled=request.param == "machine code")
 
 
 @pytest.mark.parametrize("spread", ["rings", "even"])

@@ -13,7 +13,7 @@ from torch.distributions import MultivariateNormal
 
 from apusmog_core.config import PRESETS
 from apusmog_core.sensor.compiled import CompiledRayNetwork, supports
-from apusmog_core.sensor.grow import RayUpsampler, TorchRays
+from apusmog_core.sensor.grow import RayUpsampler
 from apusmog_core.sensor.kernels import LANES
 from apusmog_core.sensor.losses import depth_loss, outline_loss, ray_loss
 from apusmog_core.sensor.network import RayNetwork, hit_probability
@@ -209,9 +209,10 @@ def test_a_mirrored_batch_is_the_batch_of_the_mirrored_scan():
 def test_machine_code_gives_the_answers_of_the_network(count, changes):
     slow = network(**changes)
     given, rays, anchors = arrays(count)
-    quick, plain = CompiledRayNetwork(slow), TorchRays(slow, *PYTORCH)
+    quick = CompiledRayNetwork(slow)
     found = quick.decode(quick.encode(*given), rays, anchors)
-    expected = plain.decode(plain.encode(*given), rays, anchors)
+    out = slow.decode(slow.encode(*tensors(given)), *tensors((rays, anchors)))
+    expected = (out.depth.numpy(), out.log_scale.numpy(), out.log_intensity.exp().numpy())
     for name, a, b in zip(("depth", "log_scale", "intensity"), found, expected, strict=True):
         assert a == pytest.approx(b, abs=1e-4, rel=1e-3 if name == "intensity" else 1e-5), name
     assert np.ptp(expected[0]) > 0.1
@@ -230,7 +231,7 @@ def test_machine_code_gives_the_answers_of_the_network(count, changes):
 def test_what_the_machine_code_does_not_know_stays_with_pytorch(changes):
     other = network(**changes)
     assert not supports(other) and supports(network())
-    assert isinstance(RayUpsampler(other, *PYTORCH)._rays, TorchRays)
+    assert not RayUpsampler.serves(other, *PYTORCH) and RayUpsampler.serves(network(), *PYTORCH)
     with pytest.raises(ValueError, match="machine code"):
         CompiledRayNetwork(other)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from .. import __version__
-from . import calibrate, clouds, completion, networks, scan, scores
+from . import bench, calibrate, clouds, completion, networks, scan, scores
 from .arguments import missing_package, one_line, say
 
 COMMANDS = {  # name: its arguments, what it does, help
@@ -45,6 +45,7 @@ COMMANDS = {  # name: its arguments, what it does, help
         networks.finetune,
         "continue training on your own unlabelled scans",
     ),
+    "bench": (bench.add_bench, bench.bench, "measure how fast the networks are on this machine"),
     "evaluate": (scores.add_evaluate, None, "score a network beside the baselines"),
     "info": (networks.add_info, networks.info, "say what is in a weights file"),
     "simulate": (

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..compute import autocast
+from ..compute import autocast, free_memory
 from ..dense import Dense
 from .lattice import LATTICE, lattice_levels
 from .network import RayNetwork
@@ -44,7 +44,6 @@ from .packed import (
     SPREAD,
     TIER,
     TOWARDS,
-    TURN,
     UP,
     pack_lattice,
     pack_scan,
@@ -52,8 +51,7 @@ from .packed import (
 )
 from .view import PARTNER_COLUMNS, Grid, ObjectScan, find_grid, objects_in_order
 
-POINTS_ON_CPU = 4096  # worked on at once, so that they stay in the cache
-SHARE_OF_FREE = 0.5  # of a GPU's free memory that a scan may take
+SHARE_OF_FREE = 0.5  # of the free memory that a scan may take
 
 
 class DeviceRays:
@@ -88,10 +86,7 @@ class DeviceRays:
 
     def _room(self, ratio: float) -> int:
         """Object points that are worked on at once: all that fit into free memory."""
-        if self.device.type == "cpu":
-            return POINTS_ON_CPU
-        free, _ = torch.cuda.mem_get_info(self.device)
-        config = self.config
+        config, free = self.config, free_memory(self.device)
         look = 20 * AROUND.stop + 8 * config.neighbours * config.width  # numbers for each point
         ray = 10 * config.width + 12 * config.neighbours + 2 * config.decoder_hidden
         return max(1, int(SHARE_OF_FREE * free / (4 * (look + 2 * (1 + ratio) * ray))))
@@ -164,10 +159,11 @@ class View:
         near = torch.where(there[1:-1], image[1:-1], beside)
         found = torch.cat((image, near))[sent["cell"][:, None] + sent["places"]]  # (a, P)
         seen, self.own = sent["returns"][found], sent["own"]
-        # to each: columns, rings, elevation, ln(range)
+        # to each: azimuth (then columns), rings, elevation, ln(range)
         self.away = seen[..., :4] - self.own[:, None, :4]  # (a, P, 4)
         self.mine = seen[..., INSTANCE] == self.own[:, None, INSTANCE]  # (a, P)
-        self.place, self.state, self.half = seen[..., PLACE:].unbind(-1)
+        self.place, *self.state = seen[..., PLACE:].unbind(-1)
+        self.away[..., AZIMUTH].mul_(grid.columns / (2 * math.pi))
         self._find_partners()
         self.logs = self.steps.abs().log()
         self.metres = self.own[:, DEPTH] + self.logs[:, 0]  # (a,) ln of a ring step there
@@ -178,7 +174,7 @@ class View:
     def _find_partners(self) -> None:
         """Points of the object next to this one on the rings above and below: (a, 2)."""
         both = slice(0, len(PARTNERS))
-        aside = torch.where(self.mine[:, both], self.away[:, both, TURN].abs(), math.inf)
+        aside = torch.where(self.mine[:, both], self.away[:, both, AZIMUTH].abs(), math.inf)
         least, which = aside.unflatten(1, (2, -1)).min(dim=2)
         alone = least >= PARTNER_COLUMNS
         which = which[..., None, None].expand(-1, -1, 1, 4)
@@ -188,7 +184,7 @@ class View:
         spacing, rise = self.sent["spacing"], partner[..., ELEVATION]
         share = rise / spacing
         self.steps = torch.where(share.clamp(0.3, 3.0) == share, rise, spacing)
-        self.aside, self.lowest = partner[:, 0, TURN], alone[:, 1]
+        self.aside, self.lowest = partner[:, 0, AZIMUTH], alone[:, 1]
 
     def mean_steps(self, sizes: np.ndarray) -> Tensor:
         """Radians between rings (o,), in the mean over each object."""
@@ -216,9 +212,10 @@ class View:
     def _window(self) -> Tensor:
         """At each place (a, 3 w): 1 for a return (-1 outside), 1 for its own object (-1 for
         another), how far behind."""
-        owner = torch.where(self.mine[:, AROUND], 1.0, -2 * self.half[:, AROUND])
-        behind = self.away[:, AROUND, ELEVATION] * self.half[:, AROUND]
-        return torch.stack((self.state[:, AROUND], owner, behind), dim=-1).flatten(1)
+        state, minus, half = (column[:, AROUND] for column in self.state)
+        owner = torch.where(self.mine[:, AROUND], 1.0, minus)
+        behind = self.away[:, AROUND, ELEVATION] * half
+        return torch.stack((state, owner, behind), dim=-1).flatten(1)
 
     def table(self) -> Tensor:
         """What rays need to know of their anchors: (a, 16)."""
@@ -265,7 +262,8 @@ def best_of_each(
     """
     even = (own[:, SHARE, None] + slots[..., SPREAD]).frac()
     key = own[:, OWNER, None].double() + slots[..., ORDER]
-    key = key - torch.lerp(sure, even, slots[..., TIER])
+    # of weights that training has broken, too, each object gets its count
+    key = key - torch.lerp(sure, even, slots[..., TIER]).nan_to_num(0.0)
     key = torch.add(key, sure >= LATTICE.likely, alpha=-4)
     ordered, order = key.flatten().sort(stable=True)
     first = torch.searchsorted(ordered, sent["first"].double()) - sent["begin"]  # (o,)

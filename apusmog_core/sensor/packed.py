@@ -24,8 +24,8 @@ from .view import (
 
 NOTHING, OUTSIDE = 0, 1  # rows of the table of returns: no return there; no ring of the sensor
 # columns of the table of returns; then what is known of object points in advance, and later
-TURN, RING, ELEVATION, DEPTH, INSTANCE, PLACE, STATE, HALF = range(8)
-AZIMUTH, HEIGHT, OWNER, SHARE, UP, DOWN, ASIDE, METRES = range(8, 16)
+AZIMUTH, RING, ELEVATION, DEPTH, INSTANCE, PLACE, STATE, MINUS, HALF = range(9)
+HEIGHT, OWNER, SHARE, UP, DOWN, ASIDE, METRES = range(9, 16)
 # ... and of the slots for rays
 ACROSS, TOWARDS, RISE, ABOVE, BELOW, ORDER, TIER, FACTOR, SPREAD = range(9)
 PARTNERS = [(ring, column) for ring in (1, -1) for column in range(-2, 3)]
@@ -70,14 +70,14 @@ def pack_scan(
     objects[~known, :2] = 0
     about = (depth - 3, known, np.full(len(rows), scan.whole), height.clip(-1, 6), *objects.T)
     spacing = ring_spacing(grid.lasers, number, np.exp(-depth))
-    share = (np.arange(seed, seed + len(rows)) * GOLDEN) % 1  # of 1, spread evenly
-    own = (grid.polar[rows, 0], height, 8.0 * scan.instance[rows], share)
+    share = ((seed + rows) * GOLDEN) % 1  # of 1, spread evenly
+    own = (height, 8.0 * scan.instance[rows], share)
     return {
         "image": image,  # (rings, columns) of rows of `returns`
         "cell": (number + RINGS_AROUND) * width + grid.column[rows] + COLUMNS_AROUND,  # (a,)
         "places": np.array(places),
         "cloud": cloud,  # (a,)
-        "returns": returns,  # (N, 8)
+        "returns": returns,  # (N, 9)
         "own": np.concatenate((returns[rows + 2], np.stack(own, axis=1)), axis=1),  # (a, 12)
         "others": (NEIGHBOURS != 0).any(axis=1).astype(np.float32),  # all but the point itself
         "spacing": spacing * (1, -1),  # (a, 2) radians up and down
@@ -89,21 +89,21 @@ def pack_scan(
 def table_of_returns(
     scan: ObjectScan, grid: Grid, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (N, 8): column, ring, elevation, ln(range), instance, place among the object points,
-    1 (0 for NOTHING, -1 for OUTSIDE), and a half (or 0); and the image (rings, columns) of their
-    rows in the table.
+    """Returns (N, 9): azimuth, ring, elevation, ln(range), instance, place among the object points,
+    1 (0 for NOTHING, -1 for OUTSIDE), -1 and a half (0 for both); and the image (rings, columns) of
+    their rows in the table.
 
     Beyond the image's ends the turn goes on, with rows of their own: so azimuths never wrap.
     """
     count, columns, number = len(grid.column), grid.columns, grid.lasers.number
-    turn = (grid.polar[:, 0] + np.pi) / (2 * np.pi) * columns
-    turn -= columns * np.round((turn - grid.column) / columns)
+    azimuth, turn = grid.polar[:, 0], 2 * np.pi
+    azimuth = azimuth - turn * np.round((azimuth + np.pi) / turn - grid.column / columns)
     place = np.full(count, -1)
     place[rows] = np.arange(len(rows))
-    table = np.zeros((2 + count, 8), np.float32)
+    table = np.zeros((2 + count, 9), np.float32)
     table[:2, INSTANCE], table[OUTSIDE, STATE] = -1, -1
-    columns_of = (turn, number, *grid.polar[:, 1:].T, scan.instance, place)
-    for axis, values in enumerate((*columns_of, 1, 0.5)):
+    columns_of = (azimuth, number, *grid.polar[:, 1:].T, scan.instance, place)
+    for axis, values in enumerate((*columns_of, 1, -1, 0.5)):
         table[2:, axis] = values
     rings = len(grid.lasers.elevation)
     shape = (rings + 2 * RINGS_AROUND, columns + 2 * COLUMNS_AROUND)
@@ -113,11 +113,11 @@ def table_of_returns(
     inside[number, grid.column + COLUMNS_AROUND] = np.arange(2, count + 2)
     tables, total = [table], len(table)
     last = columns + COLUMNS_AROUND
-    for to, begin, shift in ((0, columns, -columns), (last, COLUMNS_AROUND, columns)):
+    for to, begin, shift in ((0, columns, -turn), (last, COLUMNS_AROUND, turn)):
         rows_there = inside[:, begin : begin + COLUMNS_AROUND].copy()
         there = (rows_there > OUTSIDE) & (rows_there < len(table))
         again = table[rows_there[there]]
-        again[:, TURN] += shift
+        again[:, AZIMUTH] += shift
         rows_there[there] = total + np.arange(len(again))
         inside[:, to : to + COLUMNS_AROUND] = rows_there
         tables.append(again)
