@@ -2,8 +2,8 @@
 """The sensor's network as machine code for CPUs: what `network.py` does, many anchors at once.
 
 PyTorch spends most of its time on a network this small between operations. Here a block of anchors
-stays in the cache from its coordinates to its answers. Arrays are (channels, LANES), so that one
-instruction serves the same channel of several anchors; weights are padded to suit `linear`.
+stays in the cache. Arrays are (channels, LANES), so that one instruction serves the same channel of
+several anchors; weights are padded to suit `linear`.
 """
 
 from __future__ import annotations
@@ -255,8 +255,8 @@ def _encode(weights, width, offsets, neighbours, context, cloud):
         store(y, start, keys)
         linear(weights.value, x, y)
         store(y, start, values)
-    delta, gamma = np.empty((2, k, width, LANES), np.float32)
-    columns = width * LANES
+    shape, columns = (k, width, LANES), width * LANES
+    delta, gamma = np.empty(shape, np.float32), np.empty(shape, np.float32)
     for start in range(0, count, LANES):
         load(inputs, start, x)
         linear(weights.query, x, query)
