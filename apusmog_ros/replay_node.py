@@ -78,7 +78,9 @@ class ReplayNode(Node):
         try:
             self._wait_for_subscriber()
             while not self._closing.is_set():
-                played += self._play_once()
+                before, played = played, played + self._play_once()
+                if played == before and not self._closing.is_set():
+                    raise ValueError(self._nothing())
                 if not self._config.loop:
                     break
             if not self._closing.is_set():
@@ -89,6 +91,11 @@ class ReplayNode(Node):
         except Exception as error:
             if not self._closing.is_set():
                 self.done.set_exception(error)
+
+    def _nothing(self) -> str:
+        """Why no scan was played: a loop would go round and round."""
+        bad = f"{self.skipped} messages are unreadable" if self.skipped else "none is there"
+        return f"{self._config.path}: no scan after {self._config.start:g} s could be played, {bad}"
 
     def _wait_for_subscriber(self) -> None:
         while self._config.wait and not self._publisher.get_subscription_count():
@@ -175,7 +182,10 @@ def messages(
 
 def main(args: list[str] | None = None) -> None:
     """Play `PATH`, or the parameter `path`, until its end or Ctrl-C."""
-    paths = remove_ros_args(sys.argv if args is None else [sys.argv[0], *args])[1:]
+    try:
+        paths = remove_ros_args(sys.argv if args is None else [sys.argv[0], *args])[1:]
+    except Exception as error:  # arguments that ROS cannot parse
+        sys.exit(" ".join(str(error).split()))
     if len(paths) > 1:
         sys.exit(f"one path at a time, not {len(paths)}: {' '.join(paths)}")
     given = [Parameter("path", value=path) for path in paths]

@@ -72,7 +72,10 @@ def run(make_node: Callable, args: list[str] | None = None) -> int:
     try:
         profile = transport.choose_transport()
         transport.clean_up()
-        rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+        try:
+            rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+        except Exception as error:  # arguments or a parameter file that ROS cannot parse
+            raise ValueError(f"ROS did not start: {' '.join(str(error).split())}") from error
         being_made = True
         node = make_node()
         being_made = False

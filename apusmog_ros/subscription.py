@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
 from rclpy.qos import QoSPolicyKind, QoSProfile, ReliabilityPolicy
@@ -47,7 +48,8 @@ class Input:
         self._node, self._receive, self._is_used = node, receive, is_used
         self.topic = node.resolve_topic_name(topic)
         override = f"qos_overrides.{self.topic}.subscription.reliability"
-        self.policy = node.declare_parameter(override, qos.input_reliability).value
+        fixed = ParameterDescriptor(read_only=True)  # as ROS has it for the other overrides
+        self.policy = node.declare_parameter(override, qos.input_reliability, fixed).value
         if self.policy not in ("auto", *RELIABILITY):
             raise ValueError(f"{override}: {self.policy!r} is not auto, best_effort or reliable")
         self._depth = qos.input_depth

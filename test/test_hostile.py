@@ -102,6 +102,17 @@ def test_a_pipe_in_a_folder_is_skipped_and_named_and_the_exit_code_says_so(tmp_p
     assert all(f"{name}.ply: not a regular file" in said for name in "bc") and page.is_file()
 
 
+@pytest.mark.parametrize("name", ["a.mcap", "a.db3", "a.bag", "a/a.db3"])
+def test_a_bag_that_is_a_pipe_is_refused_and_not_waited_for(name, tmp_path, capsys):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    (path.parent / "metadata.yaml").write_text("rosbag2_bagfile_information: {}")
+    os.mkfifo(path)
+    bag = path if path.parent == tmp_path else path.parent
+    assert cli.main(["view", str(bag), "--out", str(tmp_path / "page.html")]) == 2
+    assert capsys.readouterr().err == f"apusmog: error: {path}: not a regular file\n"
+
+
 @pytest.mark.parametrize(
     "plugin, mode",
     [("MCAP", "STORAGE"), ("SQLITE3", "FILE"), ("MCAP", "FILE"), ("SQLITE3", "MESSAGE")],

@@ -198,6 +198,14 @@ def test_nothing_of_a_library_is_on_standard_output(ros):
         deadline.cancel()
 
 
+def test_a_parameter_file_that_ros_cannot_parse_is_an_error_without_a_trace(ros, capfd, tmp_path):
+    (tmp_path / "odd.yaml").write_text("[[[[")
+    with pytest.raises(SystemExit) as ended:
+        main(["--ros-args", "--params-file", str(tmp_path / "odd.yaml")])
+    said = capfd.readouterr().err.strip().splitlines()
+    assert ended.value.code == 1 and "odd.yaml" in said[-1] and len(said) <= 2  # one is ROS's own
+
+
 @pytest.mark.parametrize("wrong", START)
 def test_a_wrong_parameter_at_the_start_is_one_line_and_an_exit_code(ros, capfd, wrong):
     with pytest.raises(SystemExit) as ended:

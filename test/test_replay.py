@@ -180,6 +180,14 @@ def test_messages_that_cannot_be_read_are_skipped_and_counted(ros, drive, tmp_pa
     assert (node.done.result(), node.skipped) == (8, 2)
 
 
+@pytest.mark.parametrize("loop", [False, True])
+def test_a_recording_without_anything_to_play_ends_with_the_reason(ros, drive, loop):
+    node = replay(ros, drive, start=100.0, loop=loop)
+    wait_until(node.done.done, "the end")
+    with pytest.raises(ValueError, match="drive: no scan after 100 s could be played"):
+        node.done.result()
+
+
 def test_stamps_and_clock_come_on_request(ros, drive):
     heard, clock = ros.listen(PointCloud2, "points"), ros.listen(Clock, "/clock")
     before = time.time()
@@ -200,6 +208,7 @@ def test_stamps_and_clock_come_on_request(ros, drive):
         (["no/such/bag"], "no/such/bag: no such file"),
         (["a", "b"], "one path at a time"),
         ([".", "--ros-args", "-p", "rate:=0"], "rate: 0.0 is below"),
+        ([".", "--ros-args", "-p", "frame:="], "Failed to parse ROS arguments"),
     ],
 )
 def test_a_wrong_start_is_one_line_and_an_exit_code(ros, capfd, arguments, reason):

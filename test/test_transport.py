@@ -157,6 +157,8 @@ def test_qos_overrides_of_ros_hold_for_input_and_outputs(ros):
     [mine] = under_test.node.get_subscriptions_info_by_topic("/points")
     assert mine.qos_profile.reliability == ReliabilityPolicy.BEST_EFFORT
     assert under_test.get("qos_overrides./upsampler/dense.publisher.depth") == [7]
+    result = under_test.set(**{"qos_overrides./points.subscription.reliability": "reliable"})
+    assert not result.successful and "read-only" in result.reason
 
 
 def test_an_incompatible_quality_of_service_is_named_with_the_fix(ros):

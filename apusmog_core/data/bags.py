@@ -31,6 +31,10 @@ class BagScans:
     def __init__(self, path: str | Path, topic: str = ""):
         self.path = Path(path)
         self.skipped = 0  # of the latest iteration
+        files = list(self.path.rglob("*")) if self.path.is_dir() else [self.path]
+        for file in files:
+            if file.exists() and not (file.is_file() or file.is_dir()):
+                raise ValueError(f"{file}: not a regular file")  # a pipe could wait for ever
         with self._open() as reader:
             counts: dict[str, int] = {}
             for connection in reader.connections:
@@ -42,7 +46,6 @@ class BagScans:
             raise ValueError(f"{self.path}: no clouds on {topic}; there are: {', '.join(counts)}")
         self.topic = topic or max(counts, key=lambda name: counts[name])
         self.count = counts[self.topic]
-        files = self.path.rglob("*") if self.path.is_dir() else [self.path]
         size = sum(file.stat().st_size for file in files if file.is_file())
         if self.count > size:
             raise ValueError(f"{self.path}: {size} bytes announce {self.count} messages")
@@ -105,7 +108,8 @@ class BagScans:
             reader = AnyReader([self.path], default_typestore=get_typestore(Stores.ROS2_JAZZY))
             reader.open()
         except Exception as error:  # a damaged bag may fail anywhere in its reader
-            reason = textwrap.shorten(str(error), LONGEST_REASON)  # some quote half of the bag
+            reason = str(error) or type(error).__name__
+            reason = textwrap.shorten(reason, LONGEST_REASON)  # some quote half of the bag
             raise ValueError(f"{self.path}: not a readable bag ({reason})") from error
         try:
             yield reader
