@@ -128,7 +128,9 @@ class Story:
         self.counts.append(Count(self.ratio, instances, measured, len(answer.points)))
         self.reached = min(number + 1, len(self.order))
         if number < len(self.scans):
-            dense = Dense(answer.points, answer.instance, answer.generated)
+            dense = Dense(
+                answer.points, answer.instance, answer.generated, answer.confidence
+            )
             known = self.dense.setdefault(number, {})
             for other in known.values():
                 dense = renumbered(dense, other)
