@@ -128,7 +128,11 @@ class Summary:
             (self.no_return, "point", "at (0, 0, 0), which is no return, left out"),
             (self.unreadable, "scan", "that could not be read, left out"),
             (self.no_intensity, "scan", "without intensity: it is 0"),
-            (self.no_ring, "scan", "without rings, by field, order or elevation: far objects are missed"),
+            (
+                self.no_ring,
+                "scan",
+                "without rings: far objects are missed",
+            ),
         ):
             lines += [f"{plural(count, thing)} {what}"] if count else []
         return lines
