@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from .files import written_whole
-from .view import Dense
+from .page import DrawnObjects
 
 # what a person recognises, by length and height in metres, in the order of choice
 KINDS = {
@@ -22,7 +22,7 @@ TELLING = 250  # measured points: sparse, and still recognisable
 
 def picture(
     before: np.ndarray,
-    after: Dense,
+    after: DrawnObjects,
     out: str | Path,
     ratio: float,
     names: dict[int, str] | None = None,
@@ -114,7 +114,7 @@ def beside(points: np.ndarray) -> Camera:
     return look_at(middle + 5 * radius * np.array([np.cos(azimuth), np.sin(azimuth), 0.3]), middle)
 
 
-def choose_objects(dense: Dense, names: dict[int, str], count: int) -> list[int]:
+def choose_objects(dense: DrawnObjects, names: dict[int, str], count: int) -> list[int]:
     """Instances that one recognises: a car, a cyclist and a person first, then what gained most."""
     sizes = {i: _length_and_height(dense.points[dense.instance == i]) for i in _numbers(dense)}
     measured = np.bincount(dense.instance[~dense.generated.astype(bool)], minlength=max(sizes) + 1)
@@ -132,7 +132,7 @@ def choose_objects(dense: Dense, names: dict[int, str], count: int) -> list[int]
     return (chosen + rest)[:count]
 
 
-def _numbers(dense: Dense) -> list[int]:
+def _numbers(dense: DrawnObjects) -> list[int]:
     return np.unique(dense.instance).tolist() or [0]
 
 
@@ -185,7 +185,7 @@ def draw_points(axes, points: np.ndarray, colours, camera: Camera, size: float) 
     axes.scatter(*flat[order].T, s=size, linewidths=0, rasterized=True, **kind)
 
 
-def object_colours(dense: Dense, shown: np.ndarray) -> np.ndarray:
+def object_colours(dense: DrawnObjects, shown: np.ndarray) -> np.ndarray:
     """The page's colours (n, 3): hues by the golden ratio, pale for measured points."""
     instance, generated = dense.instance[shown], dense.generated[shown].astype(bool)
     hue = (instance[:, None] * 0.618034 + np.array([0, 2 / 3, 1 / 3])) % 1.0

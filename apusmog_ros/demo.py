@@ -24,8 +24,8 @@ from tqdm import tqdm
 
 from apusmog_core.cli.progress import waiting
 from apusmog_core.data import open_scans
+from apusmog_core.page import DrawnObjects, Frame, renumbered, write_page
 from apusmog_core.picture import picture
-from apusmog_core.view import Dense, Frame, renumbered, write_page
 
 if TYPE_CHECKING:
     from .watcher import Answer, Watcher
@@ -107,7 +107,7 @@ class Story:
 
     order: dict[int, int]  # number of each scan by its stamp
     scans: list[np.ndarray]  # their points
-    dense: dict[int, dict[float, Dense]] = field(default_factory=dict)  # by number and ratio
+    dense: dict[int, dict[float, DrawnObjects]] = field(default_factory=dict)  # by number and ratio
     counts: list[Count] = field(default_factory=list)
     ratio: float = RATIOS[0]  # of the present pass
     reached: int = 0  # scans of the present pass, up to the latest that came back
@@ -128,7 +128,9 @@ class Story:
         self.counts.append(Count(self.ratio, instances, measured, len(answer.points)))
         self.reached = min(number + 1, len(self.order))
         if number < len(self.scans):
-            dense = Dense(answer.points, answer.instance, answer.generated)
+            dense = DrawnObjects(
+                answer.points, answer.instance, answer.generated, answer.confidence
+            )
             known = self.dense.setdefault(number, {})
             for other in known.values():
                 dense = renumbered(dense, other)
@@ -254,7 +256,7 @@ def show(story: Story, source: Path, out: Path) -> None:
     print("\n" + "\n".join(lines))
 
 
-def true_names(source: Path, number: int, scan: np.ndarray, dense: Dense) -> dict[int, str]:
+def true_names(source: Path, number: int, scan: np.ndarray, dense: DrawnObjects) -> dict[int, str]:
     """Classes of the instances of a simulated scan; empty for a recording."""
     file = source / "truth" / f"{number:010d}.npz"
     if not file.is_file():

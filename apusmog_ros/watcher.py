@@ -35,6 +35,7 @@ class Answer:
     points: np.ndarray  # (m, 3)
     instance: np.ndarray  # (m,)
     generated: np.ndarray  # (m,) bool
+    confidence: np.ndarray  # (m,)
 
 
 class Watcher(Node):
@@ -59,7 +60,8 @@ class Watcher(Node):
         rows = cloud.records(msg)
         points = np.stack([rows[axis] for axis in "xyz"], axis=1)
         stamp = msg.header.stamp.sec + 1e-9 * msg.header.stamp.nanosec
-        self._seen(Answer(stamp, points, rows["instance"].copy(), rows["generated"].astype(bool)))
+        generated, confidence = rows["generated"].astype(bool), rows["confidence"].copy()
+        self._seen(Answer(stamp, points, rows["instance"].copy(), generated, confidence))
         self.answers += 1
 
     def _on_diagnostics(self, msg: DiagnosticArray) -> None:

@@ -17,10 +17,10 @@ from apusmog_core.data import open_scans, read_points, write_points
 from apusmog_core.data.clouds import WRITERS
 from apusmog_core.data.meshes import read_off
 from apusmog_core.data.pointcloud2 import decode
+from apusmog_core.page import Frame, write_page
 from apusmog_core.settings import load_yaml
 from apusmog_core.surface.denoise import WEIGHTS as WEIGHTS_OF_CLEANER
 from apusmog_core.surface.denoise import load_cleaner
-from apusmog_core.view import Frame, write_page
 
 PLY = "ply\nformat {} 1.0\nelement vertex {}\n" + "".join(f"property float {a}\n" for a in "xyz")
 PLY += "end_header\n"

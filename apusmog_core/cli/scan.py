@@ -100,7 +100,7 @@ class Summary:
         self.not_finite += scan.dropped + segments.not_finite
         self.no_return += segments.no_return
         self.no_intensity += scan.intensity is None
-        self.no_ring += scan.ring is None
+        self.no_ring += segments.ring_source == "none"
 
     def total(self) -> str:
         seconds = time.monotonic() - self.started
@@ -128,7 +128,11 @@ class Summary:
             (self.no_return, "point", "at (0, 0, 0), which is no return, left out"),
             (self.unreadable, "scan", "that could not be read, left out"),
             (self.no_intensity, "scan", "without intensity: it is 0"),
-            (self.no_ring, "scan", "without ring numbers: the field is missing"),
+            (
+                self.no_ring,
+                "scan",
+                "without rings: far objects are missed",
+            ),
         ):
             lines += [f"{plural(count, thing)} {what}"] if count else []
         return lines

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking at clouds: one self-contained 3-D page (view.html)."""
+"""Looking at clouds: one self-contained 3-D page (page.html)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy as np
 
 from .files import check_output, written_whole
 
-TEMPLATE = Path(__file__).with_name("view.html")
+TEMPLATE = Path(__file__).with_name("page.html")
 STEPS = 32767  # int16 steps on each side of a frame's centre: 2 mm for a 120 m scan
 MOST_BESIDE = 4  # clouds beside each other
 
 
 @dataclass(frozen=True)
-class Dense:
+class DrawnObjects:
     """Dense objects as the page draws them; a pipeline's `DenseScan` has the same fields."""
 
     points: np.ndarray  # (m, 3)
@@ -35,7 +35,7 @@ class Frame:
 
     name: str
     scan: np.ndarray  # (n, 3)
-    dense: dict[float, Dense] = field(default_factory=dict)
+    dense: dict[float, DrawnObjects] = field(default_factory=dict)
 
 
 def view(
@@ -80,7 +80,7 @@ def _stored(scan) -> Frame:
     instance, generated = scan.fields["instance"], scan.fields["generated"] > 0
     objects = np.flatnonzero(instance)
     confidence = scan.fields.get("confidence")
-    dense = Dense(
+    dense = DrawnObjects(
         scan.points[objects],
         instance[objects],
         generated[objects],
@@ -91,7 +91,7 @@ def _stored(scan) -> Frame:
     return Frame(scan.name, scan.points[~generated], found)
 
 
-def renumbered(dense: Dense, like: Dense) -> Dense:
+def renumbered(dense: DrawnObjects, like: DrawnObjects) -> DrawnObjects:
     """The objects under their numbers in `like`, so that colours stay; by measured points."""
     old = ~like.generated.astype(bool)
     known = {p.tobytes(): int(n) for p, n in zip(like.points[old], like.instance[old], strict=True)}
@@ -202,7 +202,7 @@ def _pack_frame(frame: Frame, scan_points: int) -> dict:
         data = base64.b64encode(zlib.compress(columns, 9)).decode()
         return dict(count=len(points), data=data)
 
-    def pack_dense(ratio: float, dense: Dense) -> dict:
+    def pack_dense(ratio: float, dense: DrawnObjects) -> dict:
         # 15 bits hold the instance; beyond them colours repeat, 0 stays the scan's
         instance = (dense.instance.astype(np.int64) - 1) % 32767 + 1
         tag = 2 * instance + dense.generated.astype(bool)

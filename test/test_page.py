@@ -12,8 +12,8 @@ import pytest
 
 from apusmog_core import cli
 from apusmog_core.data import write_points
+from apusmog_core.page import DrawnObjects, Frame, renumbered, write_page
 from apusmog_core.picture import choose_objects, picture
-from apusmog_core.view import Dense, Frame, renumbered, write_page
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -98,7 +98,7 @@ def street(seed: int) -> Frame:
         points = [corner + rng.uniform(0, (4, 2, 1.5), (count, 3)) for corner in corners]
         instance = np.repeat([1, 2], count)
         generated = np.tile(np.arange(count) >= 100, 2)
-        dense[ratio] = Dense(np.vstack(points).astype(np.float32), instance, generated)
+        dense[ratio] = DrawnObjects(np.vstack(points).astype(np.float32), instance, generated)
     return Frame(f"frame {seed}", scan, dense)
 
 
@@ -182,7 +182,7 @@ def test_points_are_coloured_and_hidden_by_confidence_and_arrows_move_the_camera
     frame = street(0)
     dense = frame.dense[8.0]
     sure = np.where(dense.generated, np.linspace(0, 0.9, len(dense.points)), 1.0)
-    changed = Dense(dense.points, dense.instance, dense.generated, sure)
+    changed = DrawnObjects(dense.points, dense.instance, dense.generated, sure)
     page = write_page([Frame("street", frame.scan, {8.0: changed})], tmp_path / "view.html")
     body = """
   report.by_confidence = await set("colour", "confidence");
@@ -208,11 +208,11 @@ def test_points_are_coloured_and_hidden_by_confidence_and_arrows_move_the_camera
 
 
 def test_objects_and_their_colours_do_not_change_with_the_ratio(tmp_path, monkeypatch):
-    from apusmog_core import view
+    from apusmog_core import page
 
     assert cli.main(["samples", str(tmp_path)]) == 0
     seen = {}
-    monkeypatch.setattr(view, "write_page", lambda frames, *_, **__: seen.update(frames[0].dense))
+    monkeypatch.setattr(page, "write_page", lambda frames, *_, **__: seen.update(frames[0].dense))
     scan = str(tmp_path / "street_vlp16.pcd")
     assert cli.main(["view", scan, "--ratio", "1", "4", "--set", "cluster.min_points=8"]) == 0
     one, four = seen[1.0], seen[4.0]
@@ -281,10 +281,10 @@ def test_objects_found_anew_keep_the_colours_they_had():
     before, after = frame.dense[2.0], frame.dense[8.0]
     points = after.points.copy()
     points[~after.generated] = before.points[~before.generated]  # measured twice
-    swapped = Dense(points, 3 - after.instance, after.generated)
+    swapped = DrawnObjects(points, 3 - after.instance, after.generated)
     again = renumbered(swapped, before)
     assert (again.instance == after.instance).all()
-    other = renumbered(Dense(points + 1, after.instance, after.generated), before)
+    other = renumbered(DrawnObjects(points + 1, after.instance, after.generated), before)
     assert set(other.instance) == {3, 4}
 
 
@@ -293,6 +293,6 @@ def test_the_picture_chooses_a_car_a_cyclist_and_a_person():
     sizes = [(9, 9, 5), (0.6, 0.4, 1.7), (4.2, 1.7, 1.4), (1.7, 0.5, 1.7)]
     points = np.vstack([rng.uniform(0, size, (400, 3)) + (20, 0, 0) for size in sizes])
     generated = np.tile(np.arange(400) >= 200, 4)
-    dense = Dense(points, np.repeat([1, 2, 3, 4], 400), generated)
+    dense = DrawnObjects(points, np.repeat([1, 2, 3, 4], 400), generated)
     assert choose_objects(dense, {}, 4) == [3, 4, 2, 1]
     assert choose_objects(dense, {3: "bush"}, 4)[:2] == [4, 2]  # the name counts more than the size
