@@ -18,6 +18,7 @@ from .denoise import clean, load_cleaner, settle
 
 ANCHORS = 2048  # points of a cloud that are worked on at once
 PATCH = 256  # points of a patch, for networks that attend to all of it
+PAIRS = 1 << 17  # outputs times their neighbours in the refinement of patches, at once
 OVERSAMPLE = 3.0  # candidates for each new point
 NOISY_OVERSAMPLE = 6.0  # where noise was taken out: what it did along the surface is left
 LEAST_CANDIDATES = 4  # of each component, so that a small ratio has a choice too
@@ -83,8 +84,9 @@ class SurfaceUpsampler:
     def _patches(self, points: np.ndarray, ratio: float, seed: int) -> np.ndarray:
         """Outputs of overlapping patches, `ratio` for each of their points."""
         index = geodesic_patches(points, PATCH)
-        batch = max(1, ANCHORS // index.shape[1])
         count = int(np.ceil(ratio * index.shape[1]))
+        pairs = count * (self.config.refine_neighbours or max(4, round(4 * ratio)))
+        batch = max(1, min(ANCHORS // index.shape[1], PAIRS // pairs))
         found = []
         for start in range(0, len(index), batch):
             patch = points[index[start : start + batch]]
