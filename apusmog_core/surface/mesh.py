@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Poisson reconstruction with Open3D: the surface of a dense cloud, smooth copies of meshes."""
+"""Meshes with Open3D: read, and reconstructed from a dense cloud (Poisson)."""
 
 from __future__ import annotations
 
@@ -34,14 +34,6 @@ def read_mesh(path: str | Path):
     if not mesh.has_triangles():
         raise ValueError(f"{path}: no triangles; expected a mesh (.off .obj .ply .stl)")
     return mesh
-
-
-def write_mesh(mesh, path: str | Path) -> None:
-    """Writes an Open3D mesh; OSError if that fails."""
-    if not mesh.has_vertex_normals():
-        mesh.compute_vertex_normals()
-    parts = (mesh.vertices, mesh.triangles, mesh.vertex_normals)
-    meshes.write_mesh(path, *map(np.asarray, parts))
 
 
 def reconstruct(
