@@ -21,6 +21,8 @@ from numba import njit
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 WORTH_A_THREAD = 1000  # points
+CHUNK = 1024  # rows that `in_chunks` works on at once
+PROGRESS_FROM = 50_000  # rows: fewer take seconds
 MOST_PROCESSES = 60  # Windows cannot wait for more
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # read at start-up
 
@@ -79,6 +81,27 @@ def _torch_threads_kept() -> Iterator[None]:
             _thread_users -= 1
             if _thread_users == 0:
                 torch.set_num_threads(_threads_before)
+
+
+def in_chunks(work: Callable, places: np.ndarray, name: str) -> np.ndarray:
+    """What `work` returns for rows of an array (n, ...), some at a time, on all cores; long work
+    shows how far it is."""
+    import torch
+    from tqdm import tqdm
+
+    chunks = np.split(places, range(CHUNK, len(places), CHUNK))
+    sizes = np.array([len(chunk) for chunk in chunks])
+    quiet = len(places) < PROGRESS_FROM or None  # None: if the output is no terminal
+    with tqdm(total=len(places), desc=name, unit="point", leave=False, disable=quiet) as bar:
+
+        def run(part: slice) -> np.ndarray:
+            found = []
+            for chunk in chunks[part]:
+                found.append(work(chunk))
+                bar.update(len(chunk))
+            return np.concatenate(found)
+
+        return np.concatenate(in_threads(run, even_parts(sizes, torch.get_num_threads())))
 
 
 @contextmanager

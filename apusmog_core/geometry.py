@@ -70,6 +70,18 @@ def farthest(points: np.ndarray, count: int) -> np.ndarray:
     return found.astype(np.int64)
 
 
+def principal_axes(away: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Principal axes (n, 3, 3) of offsets (n, k, 3), the normal first."""
+    weight = weight / weight.sum(axis=1, keepdims=True)
+    centred = away - (weight[:, None] @ away)
+    return np.linalg.eigh(np.swapaxes(weight[..., None] * centred, 1, 2) @ centred)[1]
+
+
+def typical_spacing(points: np.ndarray) -> float:
+    """Median over points (n, 3) of the mean distance to the six nearest."""
+    return float(np.median(cKDTree(points).query(points, k=range(2, 8))[0].mean(axis=1)))
+
+
 # --- patches -------------------------------------------------------------------------------------
 
 

@@ -19,8 +19,8 @@ from apusmog_core.data.meshes import read_off
 from apusmog_core.data.pointcloud2 import decode
 from apusmog_core.page import Frame, write_page
 from apusmog_core.settings import load_yaml
-from apusmog_core.surface.denoise import WEIGHTS as WEIGHTS_OF_CLEANER
-from apusmog_core.surface.denoise import load_cleaner
+from apusmog_core.surface.denoise import WEIGHTS as DENOISER
+from apusmog_core.surface.denoise import load_denoiser
 
 PLY = "ply\nformat {} 1.0\nelement vertex {}\n" + "".join(f"property float {a}\n" for a in "xyz")
 PLY += "end_header\n"
@@ -352,13 +352,13 @@ def test_weights_that_no_network_can_have_are_refused(change, tmp_path):
         weights.load_network(tmp_path / "bad.pt")
 
 
-def test_a_cleaner_with_weights_that_are_not_finite_is_refused(tmp_path):
-    stored = weights.load(WEIGHTS_OF_CLEANER)
+def test_a_denoiser_with_weights_that_are_not_finite_is_refused(tmp_path):
+    stored = weights.load(DENOISER)
     name = next(iter(stored["state"]))
     stored["state"][name] = stored["state"][name] * float("nan")
     torch.save(stored, tmp_path / "bad.pth")
     with pytest.raises(ValueError, match="bad.pth"):
-        load_cleaner(tmp_path / "bad.pth")
+        load_denoiser(tmp_path / "bad.pth")
 
 
 def test_compressed_weights_are_refused_before_they_expand(tmp_path):

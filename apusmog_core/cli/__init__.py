@@ -29,16 +29,10 @@ COMMANDS = {  # name: its arguments, what it does, help
     ),
     "mesh": (clouds.add_mesh, clouds.mesh, "upsample a cloud and reconstruct its surface"),
     "train": (networks.add_train, networks.train, "train a network"),
-    "train-cleaner": (
-        networks.add_train_cleaner,
-        networks.train_cleaner,
-        "train what takes noise out of clouds",
-    ),
-    "smooth": (networks.add_smooth, networks.smooth, "write smooth copies of meshes, to train on"),
-    "creatures": (
-        networks.add_creatures,
-        networks.creatures,
-        "write random shapes with limbs, to train on",
+    "train-denoiser": (
+        networks.add_train_denoiser,
+        networks.train_denoiser,
+        "train the denoiser of clouds without viewpoint",
     ),
     "finetune": (
         networks.add_finetune,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands about weights: train, train-cleaner, smooth, creatures, finetune, info, export."""
+"""Commands about weights: train, train-denoiser, finetune, info, export."""
 
 from __future__ import annotations
 
@@ -31,54 +31,23 @@ def train(args: argparse.Namespace) -> None:
     tell(f"{train(config, resume=args.resume, start_from=args.start)}: written")
 
 
-def add_train_cleaner(parser: argparse.ArgumentParser) -> None:
+def add_train_denoiser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("meshes", type=Path, metavar="MESHES", help="a folder of meshes")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="F", help="the weights file to write"
     )
-    parser.add_argument(
-        "--cache", type=Path, metavar="FOLDER", help="for samplings; empty: beside the weights"
-    )
     parser.add_argument("--seed", type=seed, default=0, help="seed of everything (%(default)s)")
 
 
-def train_cleaner(args: argparse.Namespace) -> None:
-    from apusmog_core.surface.denoise import save_cleaner
-    from apusmog_core.training.denoiser import train_cleaner
+def train_denoiser(args: argparse.Namespace) -> None:
+    from apusmog_core.surface.denoise import WEIGHTS
+    from apusmog_core.training.denoiser import save_denoiser, train_denoiser
 
     if args.out.is_dir():
         raise ValueError(f"{args.out}: a folder; name a file to write")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    cache = args.cache or args.out.parent / "cache"
-    save_cleaner(train_cleaner(args.meshes, cache, args.seed), args.out)
-    tell(f"{args.out}: written; to use it: upsampler.cleaner = load_cleaner({str(args.out)!r})")
-
-
-def add_smooth(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("meshes", type=Path, metavar="MESHES", help="a folder of meshes")
-    parser.add_argument("output", type=Path, metavar="OUT", help="the folder to write")
-    parser.add_argument("--seed", type=seed, default=0, help="seed of everything (%(default)s)")
-
-
-def smooth(args: argparse.Namespace) -> None:
-    from apusmog_core.surface.mesh import smooth_copies
-    from apusmog_core.training.patches import find_meshes
-
-    smooth_copies(find_meshes(args.meshes), args.output, args.seed)
-    tell(f"{args.output}: written")
-
-
-def add_creatures(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("output", type=Path, metavar="OUT", help="the folder to write")
-    parser.add_argument("--count", type=count, default=180, help="how many (%(default)s)")
-    parser.add_argument("--seed", type=seed, default=0, help="seed of everything (%(default)s)")
-
-
-def creatures(args: argparse.Namespace) -> None:
-    from apusmog_core.training.creatures import write_creatures
-
-    write_creatures(args.output, args.count, args.seed)
-    tell(f"{args.output}: written")
+    save_denoiser(train_denoiser(args.meshes, args.seed), args.out)
+    tell(f"{args.out}: written; to use it: replace {WEIGHTS}")
 
 
 def add_finetune(parser: argparse.ArgumentParser) -> None:

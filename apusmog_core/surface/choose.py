@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which candidates stay: farthest points in blocks, then one step of relaxation."""
+"""Which candidates stay: farthest points in blocks, relaxation, and even spacing after noise."""
 
 from __future__ import annotations
 
 import numpy as np
+from scipy.spatial import cKDTree
 
-from ..geometry import farthest, search
+from ..compute import in_chunks
+from ..geometry import farthest, principal_axes, search, typical_spacing
 
 BLOCK = 3072  # candidates that are spread out at once
 AREA_NEIGHBOURS = 6  # candidates whose distance tells how much area one of them stands for
+PUSH_STEPS = 12  # of points away from each other
+PUSH_NEIGHBOURS = 12
+PUSH_REACH = 1.5  # spacings: points farther away do not push
+PUSH_STEP = 0.4  # spacings, from a neighbour in the same place
+BORDER = 0.25  # a point whose neighbours lie to one side by more than this is held back
 
 
 # --- choice -----------------------------------------------------------------------
@@ -53,3 +60,28 @@ def relax(chosen: np.ndarray, candidates: np.ndarray, fixed: np.ndarray) -> np.n
     total = np.stack(columns, axis=1)[: len(chosen)]
     alone = weight == 0  # duplicates of others
     return np.where(alone[:, None], chosen, total / np.where(alone, 1.0, weight)[:, None])
+
+
+def push_apart(points: np.ndarray, fixed: np.ndarray) -> np.ndarray:
+    """Points (m, 3) pushed away from each other and from `fixed` (f, 3), along their surface;
+    those at its border stay."""
+    spacing = typical_spacing(np.concatenate((points, fixed)))
+    for _ in range(PUSH_STEPS):
+        tree = cKDTree(np.concatenate((points, fixed)))
+        points = points + in_chunks(
+            lambda at, tree=tree: _push(tree, at, spacing), points, "spacing evenly"
+        )
+    return points
+
+
+def _push(tree: cKDTree, at: np.ndarray, spacing: float) -> np.ndarray:
+    """How far the other points of a tree push those at (n, 3)."""
+    distance, index = tree.query(at, k=range(2, min(PUSH_NEIGHBOURS, tree.n - 1) + 2))
+    away = (tree.data[index] - at[:, None]) / spacing  # (n, k, 3)
+    distance = distance / spacing + 1e-9
+    force = np.maximum(1 - distance / PUSH_REACH, 0) ** 2 / distance
+    push = -PUSH_STEP * (force[:, None] @ away)[:, 0]
+    normal = principal_axes(away, np.ones_like(distance))[..., 0]
+    push -= (push * normal).sum(axis=1, keepdims=True) * normal
+    one_sided = np.linalg.norm(away.mean(axis=1), axis=1) / distance.mean(axis=1)
+    return spacing * push * (2 - one_sided / BORDER).clip(0, 1)[:, None]

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How noisy a cloud is, and where its points would lie without the noise.
+"""Denoising: how noisy a cloud is, and where the surface lies that its points show.
 
-Planes and quadrics are fitted around each point, narrow and wide, through all neighbours or those
-that face the same way. Wide ones average more noise out and cut more corners: how much to trust
-each of them is what a small network knows. At tips and borders, where all neighbours lie on one
-side, it also knows how far to move towards them. In a cloud that was cleaned once, corners and
-outliers show better: further passes begin there. What is upsampled from such a cloud is spaced
-evenly, since noise had scattered it, and settles on the surface in the same way.
+Planes and quadrics are fitted around each place, narrow and wide: through all neighbours, those
+near the plane, and those that also face the same way. Wide fits average more noise and cut more
+corners: a small network weighs them (training/denoiser.py). Points of the cloud, and what is
+upsampled from them, move in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,148 +18,96 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
-from ..compute import even_parts, in_threads
-from ..weights import FOLDER, load, store
+from ..compute import in_chunks
+from ..geometry import principal_axes
+from ..weights import FOLDER, load
 
-WEIGHTS = FOLDER / "cleaner.pth"
+WEIGHTS = FOLDER / "denoiser.pth"
+MIN_POINTS = 1024  # with fewer, corners and noise look alike
+CLEAN = 0.12  # spacings: a cloud with less noise is left as it is
+MAX_MOVE = 3.0  # standard deviations of the noise; tips of thin parts look like outliers
+MAX_INWARD = 0.6  # the same, in one pass: at a tip, noise hides as often as it adds
+PASSES = 2  # nearer to the surface, the neighbours are better ones
 NEIGHBOURS = 64
-LEAST_POINTS = 1024  # fewer do not tell corners from noise
-BANDWIDTHS = np.array([0.8, 1.1, 1.5, 2.0, 2.8, 4.0])  # of the fits, in spacings
-FRAME_BANDWIDTH = 1.6  # of the plane that says where "up" is
+BANDWIDTHS = np.array([0.8, 1.2, 1.8, 2.8, 4.0])  # of the fits, in spacings
+NARROW = 2  # bandwidths whose fits show the noise of a cloud
+QUANTILES = (0.03, 0.1, 0.3, 0.5, 0.75)  # of these fits, over the cloud
+SAMPLE = 2048  # points whose fits show it
+FRAME_BANDWIDTH = 1.6  # of the plane that the heights are measured from
+OUTLIER = 2.0  # residuals: points that far from the plane hardly count
+TURN = 0.3  # sine of the angle between normals that agree
 PLANE, QUADRIC = 3, 6  # coefficients: 1 u v, and u^2 uv v^2
 MONOMIALS = [(i, d - i) for d in range(5) for i in range(d, -1, -1)]  # powers of u and v
-PRODUCTS = np.array(
-    [
-        [MONOMIALS.index((a + c, b + d)) for c, d in MONOMIALS[:QUADRIC]]
-        for a, b in MONOMIALS[:QUADRIC]
-    ]
-)
+FIRST = MONOMIALS[:QUADRIC]
+PRODUCTS = np.array([[MONOMIALS.index((a + c, b + d)) for c, d in FIRST] for a, b in FIRST])
 RIDGE = np.diag([1e-9] + [1e-4] * (QUADRIC - 1))
-TURN_BANDWIDTHS = (0.15, 0.4)  # sines of angles between normals: more is around a corner
-ROBUST_SCALE = 2  # which bandwidth says, by its height and residual, what neighbours are outliers
-NARROW = 3  # bandwidths whose residuals tell the noise of the cloud
-QUANTILES = (0.01, 0.03, 0.1, 0.3, 0.5, 0.75)
-SAMPLE = 4096  # points that tell how noisy a cloud is
-CHUNK = 1024  # points that are fitted at once
-FLOOR = 0.03  # spacings: noise that is nearly none
-CLEAN = 0.08  # spacings: below, a cloud is left as it is
-LARGEST_MOVE = 2.5  # deviations of the noise; tips of thin parts look like outliers
-LARGEST_INWARD = 0.6  # deviations, in one pass: where a tip ends, noise hides as often as it adds
-EVEN_STEPS = 12  # of points away from each other
-EVEN_NEIGHBOURS = 12
-EVEN_REACH = 1.5  # spacings: farther ones do not matter
-EVEN_STEP = 0.4  # spacings, from a neighbour in the same place
-BORDER = 0.25  # where the neighbours lie to one side by so much, a point begins to stay
+FLOOR = 0.03  # spacings, added to noise before a logarithm
+LEAST = 0.01  # spacings, added to what the fits show
 
 
 @dataclass
 class Fits:
-    """What planes and quadrics say about n points; all lengths in spacings."""
+    """What planes and quadrics say about n places; all lengths but `spacing` in spacings."""
 
     normal: np.ndarray  # (n, 3)
     inward: np.ndarray  # (n, 3) along the surface, to where the neighbours are
     spacing: np.ndarray  # (n,)
-    signed: np.ndarray  # (n, o) heights and curvatures: they turn with the normal
-    unsigned: np.ndarray  # (n, e) residuals, slopes, shape, shares: they do not
-    telling: np.ndarray  # (n, t) logarithms whose distribution tells the noise of the cloud
-
-    def log_noise(self, noise: float) -> np.ndarray:
-        """ln(noise + FLOOR) (n,), the noise in the spacing of each point."""
-        return np.log(noise / self.spacing + FLOOR).astype(np.float32)
+    signed: np.ndarray  # (n, o) heights and curvatures: they change sign with the normal
+    unsigned: np.ndarray  # (n, e) residuals, slopes, shares: they do not
 
 
-def fit(
-    tree: cKDTree,
-    at: np.ndarray,
-    normals: np.ndarray | None = None,
-    measured: np.ndarray | None = None,
-) -> Fits:
-    """Planes and quadrics around n places (n, 3), through the points (N, 3) of a tree.
-
-    Where these were moved from `measured` (N, 3), they also guide fits of those: what is near, and
-    what is an outlier, shows better in a cleaner cloud, but the noise averages out in the measured.
-    With the normals (N, 3) of all, fits too (of the measured, if there) through those that agree.
-    """
-    index, distance, spacing, away, spread, axes = _around(tree, at)
-    height, u, v = np.moveaxis(away @ axes, -1, 0)  # (n, k) each
-    columns = _columns(height, u, v)
-    near = np.exp(-0.5 * (distance[:, None] / BANDWIDTHS[:, None]) ** 2)  # (n, s, k)
-    sums = near @ columns
-    plain = _solve(sums)
-    centre, residual = (a[:, ROBUST_SCALE, None, None] for a in (plain[0][0], plain[0][3]))
-    unlikely = (height[:, None] - centre) / (2 * np.maximum(residual, 4 * FLOOR))
-    likely = near * np.exp(-0.5 * unlikely**2)
-    solved, moved = [plain, _solve(likely @ columns)], []
-    normal, tangents = axes[..., :1], axes[..., 1:]
-    middle = (sums[..., 1:3] / sums[..., :1]) @ tangents.swapaxes(1, 2)  # (n, s, 3) of the near
-    inward = middle[:, ROBUST_SCALE]
-    inward = inward / (np.linalg.norm(inward, axis=1, keepdims=True) + 1e-12)
-    aside = [(middle @ inward[..., None])[..., 0]]
-    if measured is not None:
-        before = (measured[index] - at[:, None]) / spacing[:, None, None]
-        up = (before @ normal)[..., 0]  # (n, k), the nearest is the point itself, if it is one
-        columns = _columns(up, u, v)
-        solved += [_solve(near @ columns), _solve(likely @ columns)]
-        moved = [up[:, :1]]
-        aside.append((before[:, 0] * inward).sum(axis=1, keepdims=True))
-
-    signed, unsigned, telling = [], [spread, *aside], []
-    if normals is not None:
-        turned = 1 - (normals[index] @ normal)[..., 0] ** 2  # (n, k) squares of sines
-        for bandwidth in TURN_BANDWIDTHS:
-            same = likely * np.exp(-0.5 * turned / bandwidth**2)[:, None]
-            unsigned.append(np.log(same.sum(axis=2) / near.sum(axis=2) + 0.01))
-            for heights, *_, residual in _solve(same @ columns):
-                signed.append(heights)
-                unsigned.append(np.log(residual + 0.01))
-    for plane, quadric in solved:
-        signed += [plane[0], quadric[0], quadric[2][..., 0] + quadric[2][..., 2]]
-        bend = quadric[2][..., 0] * quadric[2][..., 2] - quadric[2][..., 1] ** 2 / 4
-        unsigned.append(np.log(np.abs(bend) + 0.01))
-        for heights, slope, _, residual in (plane, quadric):
-            unsigned += [np.log(residual + 0.01), slope]
-            narrow = (residual[:, :NARROW], np.abs(heights[:, :NARROW]))
-            telling += [np.log(a + 1e-3) for a in narrow]
+def fit(tree: cKDTree, normals: np.ndarray, at: np.ndarray) -> Fits:
+    """Fits around n places (n, 3) through the points of a tree, which have normals (N, 3)."""
+    index, distance, spacing, away, axes = _neighbourhoods(tree, at)
+    normal, columns = axes[..., 0], _columns(away @ axes)
+    near = _gaussian(distance, BANDWIDTHS)
+    height, residual = (a[:, 1, None] for a in _solve(near @ columns)[0][:2])  # of one plane
+    off = ((away @ normal[..., None])[..., 0] - height) / np.maximum(residual, 4 * FLOOR)  # (n, k)
+    likely = near * _gaussian(off, [OUTLIER])
+    turned = 1 - (normals[index] @ normal[..., None])[..., 0] ** 2  # (n, k) squares of sines
+    same = likely * np.exp(-0.5 * turned / TURN**2)[:, None]
+    total = near.sum(axis=2)
+    middle = (near @ away) / total[..., None]  # (n, s, 3)
+    inward = middle[:, 2] - (middle[:, 2] * normal).sum(axis=1, keepdims=True) * normal
+    inward /= np.linalg.norm(inward, axis=1, keepdims=True) + 1e-12
+    signed, unsigned = [], [(middle @ inward[..., None])[..., 0]]  # large at tips and borders
+    unsigned += [np.log(weight.sum(axis=2) / total + LEAST) for weight in (likely, same)]
+    for weight in (near, likely, same):
+        plane, quadric = _solve(weight @ columns)
+        uu, uv, vv = np.moveaxis(quadric[-1], -1, 0)
+        signed += [plane[0], quadric[0], uu + vv]
+        unsigned.append(np.log(np.abs(uu * vv - uv**2 / 4) + LEAST))
+        for _, residual, slope, _ in (plane, quadric):
+            unsigned += [np.log(residual + LEAST), slope]
     return Fits(
-        normal[..., 0],
+        normal,
         inward,
         spacing,
-        np.concatenate(signed + moved, axis=1).clip(-3, 3).astype(np.float32),
+        np.concatenate(signed, axis=1).clip(-3, 3).astype(np.float32),
         np.concatenate(unsigned, axis=1).clip(-6, 6).astype(np.float32),
-        np.concatenate(telling, axis=1).astype(np.float32),
     )
 
 
-def _around(tree: cKDTree, at: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Neighbours of n places: index (n, k) and distance; the spacing (n,); offsets (n, k, 3) in
-    spacings, as the distances; and the frames of these."""
+def _neighbourhoods(tree: cKDTree, at: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Neighbours of n places: index and distance (n, k); spacing (n,); offsets (n, k, 3) and axes
+    (n, 3, 3), the normal first. Distances and offsets are in spacings."""
     distance, index = tree.query(at, k=min(NEIGHBOURS, tree.n))
     spacing = distance[:, 1:7].mean(axis=1)
     spacing = np.maximum(spacing, 0.1 * np.median(spacing) + 1e-12)
     away = (tree.data[index] - at[:, None]) / spacing[:, None, None]
     distance = distance / spacing[:, None]
-    frames = _frames(away, np.exp(-0.5 * (distance / FRAME_BANDWIDTH) ** 2))
-    return index, distance, spacing, away, *frames
+    axes = principal_axes(away, _gaussian(distance, [FRAME_BANDWIDTH])[:, 0])
+    return index, distance, spacing, away, axes
 
 
-def all_normals(tree: cKDTree) -> np.ndarray:
-    """Normals (n, 3) of all points of a tree, either way."""
-    return _in_chunks(lambda at: _around(tree, at)[-1][..., 0], tree.data)
+def _gaussian(distance: np.ndarray, bandwidths) -> np.ndarray:
+    """Weights (n, s, k) of neighbours at distances (n, k)."""
+    return np.exp(-0.5 * (distance[:, None] / np.asarray(bandwidths)[:, None]) ** 2)
 
 
-def _in_chunks(work: Callable, places: np.ndarray) -> np.ndarray:
-    """What `work` says about places (n, 3), some at a time, on all cores."""
-    chunks = np.split(places, range(CHUNK, len(places), CHUNK))
-    sizes = np.array([len(chunk) for chunk in chunks])
-
-    def of(part: slice) -> np.ndarray:
-        return np.concatenate([work(chunk) for chunk in chunks[part]])
-
-    return np.concatenate(in_threads(of, even_parts(sizes, torch.get_num_threads())))
-
-
-def _columns(height: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+def _columns(local: np.ndarray) -> np.ndarray:
     """The monomials of u and v, height times those of a quadric, and its square: (n, k, 22)."""
+    height, u, v = np.moveaxis(local, -1, 0)  # (n, k) each
     columns = np.empty((*u.shape, len(MONOMIALS) + QUADRIC + 1))
     columns[..., 0] = 1
     for at, (i, j) in enumerate(MONOMIALS[1:], start=1):
@@ -173,17 +118,9 @@ def _columns(height: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
     return columns
 
 
-def _frames(away: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How flat and how round (n, 2), and axes (n, 3, 3), the normal first, of offsets (n, k, 3)."""
-    weight = weight / weight.sum(axis=1, keepdims=True)
-    centred = away - (weight[:, None] @ away)
-    value, axes = np.linalg.eigh(np.swapaxes(weight[..., None] * centred, 1, 2) @ centred)
-    ratio = np.maximum(value[:, :2], 0) / np.maximum(value[:, 1:], 1e-12)
-    return np.sqrt(ratio), axes
-
-
 def _solve(sums: np.ndarray) -> list[tuple[np.ndarray, ...]]:
-    """Plane and quadric of weighted sums (n, s, 22): height, slope, bends and residual of each."""
+    """Plane and quadric of weighted sums (n, s, 22) of the columns: height, residual and slope
+    (n, s) of each, and bends (n, s, 3): the coefficients of u^2, uv, v^2."""
     count = len(MONOMIALS)
     matrix, right = sums[..., PRODUCTS], sums[..., count : count + QUADRIC]
     fits = []
@@ -194,33 +131,42 @@ def _solve(sums: np.ndarray) -> list[tuple[np.ndarray, ...]]:
         square += (found[..., None, :] @ m @ found[..., None])[..., 0, 0]
         residual = np.sqrt(np.maximum(square, 0) / np.maximum(sums[..., 0], 1e-12))
         slope = np.linalg.norm(found[..., 1:3], axis=-1)
-        fits.append((found[..., 0], slope, found[..., 3:], residual))
+        fits.append((found[..., 0], residual, slope, found[..., PLANE:]))
     return fits
 
 
-def typical_spacing(points: np.ndarray) -> float:
-    """Median over points (n, 3) of the mean distance to the six nearest."""
-    return float(np.median(cKDTree(points).query(points, k=range(2, 8))[0].mean(axis=1)))
+def find_normals(tree: cKDTree) -> np.ndarray:
+    """Normals (n, 3) of all points of a tree, to either side."""
+    return in_chunks(lambda at: _neighbourhoods(tree, at)[-1][..., 0], tree.data, "normals")
 
 
-def quantiles(fits: Fits) -> np.ndarray:
-    """What the fits tell of the whole cloud (q,)."""
-    return np.quantile(fits.telling, QUANTILES, axis=0).ravel().astype(np.float32)
+def noise_features(tree: cKDTree) -> tuple[np.ndarray, float]:
+    """What shows the noise of a cloud (q,), and its typical spacing.
+
+    A point of a clean cloud lies on the narrow fits wherever the surface is smooth.
+    """
+    some = tree.data[np.linspace(0, tree.n - 1, min(tree.n, SAMPLE)).astype(int)]
+    _, distance, spacing, away, axes = _neighbourhoods(tree, some)
+    fits = _solve(_gaussian(distance, BANDWIDTHS[:NARROW]) @ _columns(away @ axes))
+    shown = [np.log(np.abs(a) + LEAST) for f in fits for a in f[:2]]  # heights and residuals
+    features = np.quantile(np.concatenate(shown, axis=1), QUANTILES, axis=0)
+    return features.ravel().astype(np.float32), float(np.median(spacing))
 
 
 # --- the network ---------------------------------------------------------------------------------
 
 
-class Trust(nn.Module):
-    """How far to trust each fit around a point: where the surface is."""
+class Denoiser(nn.Module):
+    """Weighs the fits around each place; the noise of a cloud is linear in what shows it."""
 
-    def __init__(self, signed: int, unsigned: int, width: int = 128):
+    def __init__(self, signed: int, unsigned: int, width: int = 64):
         super().__init__()
         self.sizes = (signed, unsigned, width)
         self.register_buffer("signed_scale", torch.ones(signed))
         self.register_buffer("shape_mean", torch.zeros(unsigned + 1))
         self.register_buffer("shape_scale", torch.ones(unsigned + 1))
-        self.network = nn.Sequential(
+        self.log_noise = nn.Linear(4 * NARROW * len(QUANTILES), 1)  # ln(noise + FLOOR), spacings
+        self.weigh = nn.Sequential(
             nn.Linear(signed + unsigned + 1, width),
             nn.SiLU(),
             nn.Linear(width, width),
@@ -228,169 +174,76 @@ class Trust(nn.Module):
             nn.Linear(width, signed + 2),
         )
 
-    def forward(self, signed: Tensor, unsigned: Tensor, log_noise: Tensor) -> Tensor:
-        """Moves (n, 2) along the normals and inward, in spacings; a normal has no side, so that
-        the first are odd in what turns with it, and the others even."""
-        shape = torch.cat((unsigned, log_noise[:, None]), dim=-1)
+    def forward(self, signed: Tensor, unsigned: Tensor, noise: Tensor) -> Tensor:
+        """Moves (n, 2) along the normals and inward; these and the noise (n,) are in spacings.
+
+        The first change sign with the normal, which has no side: so the weights are even in it.
+        """
+        shape = torch.cat((unsigned, (noise + FLOOR).log()[:, None]), dim=-1)
         shape = (shape - self.shape_mean) / self.shape_scale
         scaled = signed / self.signed_scale
-        up, down = (self.network(torch.cat((sign * scaled, shape), dim=-1)) for sign in (1, -1))
+        up, down = (self.weigh(torch.cat((sign * scaled, shape), dim=-1)) for sign in (1, -1))
         even, odd = up + down, up - down
         height = (0.15 * even[:, :-2] * signed).sum(-1) + 0.05 * odd[:, -2]
         return torch.stack((height, 0.05 * even[:, -1]), dim=-1)
 
 
-class Cleaner(nn.Module):
-    """Estimates the noise of a cloud, and takes it out in passes; later ones know the earlier.
-
-    The network that upsamples does not average out what they leave: one more pass is for what it
-    makes of the cloud.
-    """
-
-    def __init__(self, told: int, passes: Sequence[Trust] = (), upsampled: Trust | None = None):
-        super().__init__()
-        self.register_buffer("told_mean", torch.zeros(told))
-        self.register_buffer("told_scale", torch.ones(told))
-        self.level = nn.Sequential(nn.Linear(told, 64), nn.SiLU(), nn.Linear(64, 1))
-        self.passes = nn.ModuleList(passes)
-        self.upsampled = upsampled
-
-    def log_noise(self, told: Tensor) -> Tensor:
-        """ln(deviation + FLOOR), in typical spacings, of clouds (..., q)."""
-        return self.level((told - self.told_mean) / self.told_scale)[..., 0]
-
-
-def estimate_noise(points: np.ndarray, cleaner: Cleaner | None = None) -> float:
-    """Deviation of the noise of points (n, 3), in their unit; 0 where clean, or too few."""
-    return _noise_of(cKDTree(points), cleaner or load_cleaner())
-
-
-def clean(points: np.ndarray, cleaner: Cleaner | None = None) -> tuple[np.ndarray, float]:
-    """Points (n, 3) nearer to the surface they show, and the deviation of the noise they had; the
-    same array and 0 where they are clean."""
-    measured, back = np.unique(points, axis=0, return_inverse=True)  # a twin hides the noise
-    cleaner, tree = cleaner or load_cleaner(), cKDTree(measured)
-    noise = _noise_of(tree, cleaner)
-    if noise == 0:
-        return points, 0.0
-    found = measured
-    for number, trust in enumerate(cleaner.passes):
-        known = (cKDTree(found), measured) if number else (tree, None)
-        moves = found - measured + _moves(found, *known, noise, trust)
-        found = measured + _limited(moves, LARGEST_MOVE * noise)
-    return found[back.ravel()], noise
-
-
-def settle(
-    upsampled: np.ndarray,
-    points: np.ndarray,
-    measured: np.ndarray,
-    noise: float,
-    cleaner: Cleaner | None = None,
-    fixed: np.ndarray | None = None,
-) -> np.ndarray:
-    """What was made (m, 3) of points (n, 3), even and nearer to the surface; these were cleaned of
-    `noise` and `measured` (n, 3) before. Places of `fixed` (f, 3) are taken."""
-    trust = (cleaner or load_cleaner()).upsampled
-    if trust is None:
-        return upsampled
-    _, once = np.unique(measured, axis=0, return_index=True)
-    tree = cKDTree(points[once])
-
-    def on_surface(at: np.ndarray) -> np.ndarray:
-        moves = _moves(at, tree, measured[once], noise, trust)
-        return at + _limited(moves, LARGEST_MOVE * noise)
-
-    even = even_out(on_surface(upsampled), measured[:0] if fixed is None else fixed)
-    return on_surface(even)
-
-
-def even_out(points: np.ndarray, fixed: np.ndarray) -> np.ndarray:
-    """Points (m, 3) that have moved away from each other and from `fixed` (f, 3), along their
-    surface; those at its border stay."""
-    spacing = typical_spacing(np.concatenate((points, fixed)))
-    for _ in range(EVEN_STEPS):
-        tree = cKDTree(np.concatenate((points, fixed)))
-        points = points + _in_chunks(lambda at, tree=tree: _pushed(tree, at, spacing), points)
-    return points
-
-
-def _pushed(tree: cKDTree, at: np.ndarray, spacing: float) -> np.ndarray:
-    """How far the other points of a tree push those at (n, 3)."""
-    distance, index = tree.query(at, k=range(2, min(EVEN_NEIGHBOURS, tree.n - 1) + 2))
-    away = (tree.data[index] - at[:, None]) / spacing  # (n, k, 3)
-    distance = distance / spacing + 1e-9
-    force = np.maximum(1 - distance / EVEN_REACH, 0) ** 2 / distance
-    push = -EVEN_STEP * (force[:, None] @ away)[:, 0]
-    normal = _frames(away, np.ones_like(distance))[1][..., 0]
-    push -= (push * normal).sum(axis=1, keepdims=True) * normal
-    one_sided = np.linalg.norm(away.mean(axis=1), axis=1) / distance.mean(axis=1)
-    return spacing * push * (2 - one_sided / BORDER).clip(0, 1)[:, None]
-
-
-def _limited(moves: np.ndarray, largest: float) -> np.ndarray:
-    """Moves (n, 3) that are shorter than the largest, and as they are where much shorter."""
-    length = np.linalg.norm(moves, axis=1, keepdims=True) / largest + 1e-12
-    return moves * np.tanh(length) / length
-
-
-def _noise_of(tree: cKDTree, cleaner: Cleaner) -> float:
-    if tree.n < LEAST_POINTS:
-        return 0.0
-    fits = fit(tree, some_of(tree.data))
-    with torch.inference_mode():
-        log_noise = float(cleaner.log_noise(torch.from_numpy(quantiles(fits))))
-    relative = np.exp(log_noise) - FLOOR
-    return float(relative * np.median(fits.spacing)) if relative > CLEAN else 0.0
-
-
-def some_of(points: np.ndarray) -> np.ndarray:
-    """Points that are enough to tell how noisy a cloud is."""
-    return points[np.linspace(0, len(points) - 1, min(len(points), SAMPLE)).astype(int)]
-
-
-def _moves(
-    places: np.ndarray, tree: cKDTree, measured: np.ndarray | None, noise: float, trust: Trust
-) -> np.ndarray:
-    """From each place (n, 3) to the surface of a tree, in the unit of the points and the noise."""
-    normals = all_normals(tree)
-
-    def moves_at(at: np.ndarray) -> np.ndarray:
-        fits = fit(tree, at, normals, measured)
-        given = map(torch.from_numpy, (fits.signed, fits.unsigned, fits.log_noise(noise)))
-        with torch.inference_mode():
-            found = trust(*given).numpy()
-        up, inward = np.split(fits.spacing[:, None] * found, 2, axis=1)
-        return up * fits.normal + _limited(inward * fits.inward, LARGEST_INWARD * noise)
-
-    return _in_chunks(moves_at, places)
-
-
-# --- weights -------------------------------------------------------------------------------------
-
-
-def save_cleaner(cleaner: Cleaner, path: Path) -> None:
-    sizes = {
-        "told": len(cleaner.told_mean),
-        "passes": [trust.sizes for trust in cleaner.passes],
-        "upsampled": cleaner.upsampled and cleaner.upsampled.sizes,
-    }
-    store({**sizes, "state": cleaner.state_dict()}, path)
-
-
 @cache
-def load_cleaner(path: Path = WEIGHTS) -> Cleaner:
-    """The cleaner that ships, or one from a file."""
+def load_denoiser(path: Path = WEIGHTS) -> Denoiser:
+    """The denoiser that ships, or one from a file."""
     try:
         stored = load(path)
-        passes = [Trust(*sizes) for sizes in stored["passes"]]
-        upsampled = stored["upsampled"] and Trust(*stored["upsampled"])
-        cleaner = Cleaner(stored["told"], passes, upsampled)
-        cleaner.load_state_dict(stored["state"])
+        denoiser = Denoiser(*stored["sizes"])
+        denoiser.load_state_dict(stored["state"])
     except FileNotFoundError:
         raise
     except Exception as error:
         raise ValueError(
-            f"{path}: not a cleaner ({type(error).__name__}); 'apusmog train-cleaner' writes one"
+            f"{path}: not a denoiser ({type(error).__name__}); 'apusmog train-denoiser' writes one"
         ) from error
-    return cleaner.eval().requires_grad_(False)
+    return denoiser.eval().requires_grad_(False)
+
+
+# --- clouds --------------------------------------------------------------------------------------
+
+
+@dataclass
+class NoisyCloud:
+    """Points that scatter around a surface, and the way from any place to it."""
+
+    tree: cKDTree
+    noise: float  # standard deviation, in the unit of the points
+    denoiser: Denoiser
+
+    def __post_init__(self):
+        self.normals = find_normals(self.tree)
+
+    def project(self, places: np.ndarray) -> np.ndarray:
+        """Places (n, 3) moved onto the surface, by at most MAX_MOVE standard deviations."""
+        moves = np.zeros_like(places)
+        for _ in range(PASSES):
+            moves += in_chunks(self._moves, places + moves, "denoising")
+            length = np.linalg.norm(moves, axis=1, keepdims=True)
+            moves *= np.minimum(1, MAX_MOVE * self.noise / (length + 1e-12))
+        return places + moves
+
+    def _moves(self, at: np.ndarray) -> np.ndarray:
+        fits = fit(self.tree, self.normals, at)
+        given = fits.signed, fits.unsigned, (self.noise / fits.spacing).astype(np.float32)
+        with torch.inference_mode():
+            moves = self.denoiser(*map(torch.from_numpy, given)).numpy()
+        up, inward = (fits.spacing[:, None] * moves).T[..., None]
+        limit = MAX_INWARD * self.noise
+        return up * fits.normal + inward.clip(-limit, limit) * fits.inward
+
+
+def find_noise(points: np.ndarray, denoiser: Denoiser | None = None) -> NoisyCloud | None:
+    """The points (n, 3) as a noisy cloud; None where they are clean, or too few to know."""
+    tree = cKDTree(np.unique(points, axis=0))  # a duplicate would hide the noise
+    if tree.n < MIN_POINTS:
+        return None
+    denoiser = denoiser or load_denoiser()
+    features, spacing = noise_features(tree)
+    with torch.inference_mode():
+        noise = float(denoiser.log_noise(torch.from_numpy(features)).exp()) - FLOOR
+    return NoisyCloud(tree, noise * spacing, denoiser) if noise > CLEAN else None

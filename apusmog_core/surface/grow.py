@@ -13,14 +13,14 @@ from ..model.network import ApuSmog
 from ..model.smog import Mixture
 from ..segment.cluster import rows_by_label
 from ..sensor.view import ObjectScan
-from .choose import farthest_from, relax, spread_out
-from .denoise import clean, load_cleaner, settle
+from .choose import farthest_from, push_apart, relax, spread_out
+from .denoise import find_noise
 
 ANCHORS = 2048  # points of a cloud that are worked on at once
 PATCH = 256  # points of a patch, for networks that attend to all of it
 PAIRS = 1 << 17  # outputs times their neighbours in the refinement of patches, at once
 OVERSAMPLE = 3.0  # candidates for each new point
-NOISY_OVERSAMPLE = 6.0  # where noise was taken out: what it did along the surface is left
+NOISY_OVERSAMPLE = 6.0  # noise also scatters points along the surface
 LEAST_CANDIDATES = 4  # of each component, so that a small ratio has a choice too
 
 
@@ -33,7 +33,7 @@ class SurfaceUpsampler:
         self.config = network.config
         self.network, self.device, self.dtype = network.to(device), device, dtype
         self.plain = self.config.choice == "farthest"
-        self.denoiser = load_cleaner() if denoise and not self.plain else None
+        self.denoise = denoise and not self.plain
 
     def grow(
         self, scan: ObjectScan, new: np.ndarray, keep_measured: bool, seed: int = 0, *_
@@ -53,9 +53,9 @@ class SurfaceUpsampler:
         """New points (new, 3) on the surface that a cloud (n, 3) shows."""
         centre = cloud.mean(axis=0)
         measured = cloud - centre
-        cleaned, noise = clean(measured, self.denoiser) if self.denoiser else (measured, 0.0)
-        local = cleaned.astype(np.float32)
-        more = NOISY_OVERSAMPLE if noise else OVERSAMPLE
+        noisy = find_noise(measured) if self.denoise else None
+        local = (noisy.project(measured) if noisy else measured).astype(np.float32)
+        more = NOISY_OVERSAMPLE if noisy else OVERSAMPLE
         found = self._candidates(local, new / len(cloud), more, seed)
         fixed = measured.astype(np.float32) if keep_measured else local[:0]
         if keep_measured:
@@ -66,8 +66,8 @@ class SurfaceUpsampler:
             found = np.concatenate((local, found))  # none of those is nearer to tips and corners
             chosen = found[spread_out(found, new)]
         made = chosen if self.plain else relax(chosen, found, fixed)
-        if noise:
-            made = settle(made, cleaned, measured, noise, self.denoiser, fixed)
+        if noisy:
+            made = noisy.project(push_apart(made, fixed))
         return made + centre
 
     def _candidates(self, points: np.ndarray, ratio: float, more: float, seed: int) -> np.ndarray:

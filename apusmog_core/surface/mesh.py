@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Poisson reconstruction with Open3D: the surface of a dense cloud, smooth copies of meshes."""
+"""Meshes with Open3D: read, and reconstructed from a dense cloud (Poisson)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ from .poisson import REFUSED
 
 MESHES = tuple(meshes.MESH_WRITERS)
 POISSON = ("-m", "apusmog_core.surface.poisson")
-SMOOTH_DEPTHS, SMOOTH_SHARES = (4, 5, 6), (0.25, 0.5, 0.25)  # of the octree: 16 to 64 cells across
-SMOOTH_SAMPLES = 60_000
-SMALL_PIECE = 0.02  # of the area
-COPY = "_smooth"  # at the end of a copy's name
 
 
 def read_mesh(path: str | Path):
@@ -38,14 +34,6 @@ def read_mesh(path: str | Path):
     if not mesh.has_triangles():
         raise ValueError(f"{path}: no triangles; expected a mesh (.off .obj .ply .stl)")
     return mesh
-
-
-def write_mesh(mesh, path: str | Path) -> None:
-    """Writes an Open3D mesh; OSError if that fails."""
-    if not mesh.has_vertex_normals():
-        mesh.compute_vertex_normals()
-    parts = (mesh.vertices, mesh.triangles, mesh.vertex_normals)
-    meshes.write_mesh(path, *map(np.asarray, parts))
 
 
 def reconstruct(
@@ -99,41 +87,3 @@ def _poisson_apart(given: dict[str, object]) -> dict[str, np.ndarray]:
             raise kind(said[-1])
         with np.load(files[1]) as surface:
             return dict(surface)
-
-
-def smooth_copies(meshes: Sequence[Path], out: Path, seed: int = 0) -> None:
-    """Writes each mesh as a smooth, mostly closed surface without its small features."""
-    import open3d as o3d
-    from tqdm import tqdm
-
-    meshes = [path for path in meshes if not path.is_relative_to(out)]  # those are copies
-    if len({path.stem for path in meshes}) < len(meshes):
-        raise ValueError("meshes of the same name: their copies would overwrite each other")
-    out.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(seed)
-    quiet = o3d.utility.VerbosityContextManager(o3d.utility.VerbosityLevel.Error)
-    for path in tqdm(meshes, desc="smooth copies", unit="mesh"):
-        depth = int(rng.choice(SMOOTH_DEPTHS, p=SMOOTH_SHARES))
-        o3d.utility.random.seed(seed)
-        mesh = read_mesh(path)
-        with quiet:  # Open3D names every edge that three triangles share
-            copy = _smooth(mesh, depth)
-        write_mesh(copy, out / f"{path.stem}{COPY}.ply")
-
-
-def _smooth(mesh, depth: int):
-    import open3d as o3d
-
-    cloud = mesh.sample_points_uniformly(SMOOTH_SAMPLES, use_triangle_normal=True)
-    surface, _ = o3d.geometry.TriangleMesh.create_from_point_cloud_poisson(
-        cloud, depth=depth, scale=1.2, n_threads=1
-    )
-    return without_small_pieces(surface).subdivide_loop(max(SMOOTH_DEPTHS) - depth)
-
-
-def without_small_pieces(mesh):
-    """Takes out of an Open3D mesh what hangs loose and is small."""
-    piece, _, area = map(np.asarray, mesh.cluster_connected_triangles())
-    mesh.remove_triangles_by_mask(area[piece] < SMALL_PIECE * area.sum())
-    mesh.remove_unreferenced_vertices()
-    return mesh

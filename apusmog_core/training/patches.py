@@ -36,11 +36,11 @@ class Surface:
 
         mesh = read_mesh(path)
         o3d.utility.random.seed(seed)
-        sparse = [_poisson_disk(mesh, count) for count in SPARSE]
-        return cls(sparse, _poisson_disk(mesh, DENSE))
+        sparse = [poisson_disk(mesh, count) for count in SPARSE]
+        return cls(sparse, poisson_disk(mesh, DENSE))
 
 
-def _poisson_disk(mesh, count: int) -> np.ndarray:
+def poisson_disk(mesh, count: int) -> np.ndarray:
     points = np.asarray(mesh.sample_points_uniformly(count * OVERDRAW).points, np.float32)
     return points[farthest(points - points.mean(axis=0), count)]
 
