@@ -37,7 +37,7 @@ PUBLISHED = {  # completeness, hallucination, F@10cm in each group
 
 @pytest.fixture(scope="module")
 def kitti_cases():
-    return rings.ring_cases(DATA / "kitti_raw_0051", DATA / "ring_holdout")
+    return rings.fixed_cases(DATA / "kitti_raw_0051", DATA / "ring_holdout")
 
 
 @real_scans
@@ -93,7 +93,7 @@ def flat_case(stride: int) -> rings.RingCase:
     points = np.stack((np.full(len(y), 10.0), y, 0.1 * ring), axis=1)
     kept, row = rings.keep_rings(points, ring, stride)
     named = dict(surface=True, frame="wall", cluster=0)
-    return rings.ring_case(kept, row, points, ring, stride, **named)
+    return rings.hold_out(kept, row, points, ring, stride, **named)
 
 
 @pytest.mark.parametrize("stride", [2, 3, 4])

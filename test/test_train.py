@@ -288,7 +288,7 @@ def wall_truth():
     instance = np.where(turn.instance == 1, 1, 0)[kept]
     graph = look_around(ObjectScan(turn.points[kept], instance, turn.ring[kept]))
     rings = np.array(sensor.elevation)
-    view = scans.View(0.0, np.pi, rings.min(), rings.max())
+    view = scans.RayWindow(0.0, np.pi, rings.min(), rings.max())
     return scans.Truth(scene, sensor, (0.0, 0.0, 0.0), np.array([1]), -sensor.height, view), graph
 
 
@@ -316,7 +316,7 @@ def test_probes_say_whether_and_where_their_rays_meet_the_true_object(wall_truth
 
 
 def test_probes_stay_where_the_kept_rings_of_the_sensor_look():
-    view = scans.View(azimuth=3.0, half_width=0.1, lowest=-0.4, highest=0.03)
+    view = scans.RayWindow(azimuth=3.0, half_width=0.1, lowest=-0.4, highest=0.03)
     azimuth, elevation = view.clip(np.array([-3.1, 2.95, 2.0]), np.array([0.1, 0.0, -0.5]))
     assert wrap(azimuth - [-np.pi + 3.1 - np.pi, 2.95, 2.9]) == pytest.approx([0, 0, 0], abs=1e-9)
     assert elevation.tolist() == [0.03, 0.0, -0.4]

@@ -192,7 +192,7 @@ def _ring_cases(args: argparse.Namespace):
             return rings.simulated_cases(args.simulate, args.seed, sensor, args.meshes, **options)
     if args.holdout:
         with waiting("reading held-out rings"):
-            return rings.ring_cases(args.scans, args.holdout, args.stride)
+            return rings.fixed_cases(args.scans, args.holdout, args.stride)
     return rings.found_cases(args.scans, args.frames, **options)
 
 

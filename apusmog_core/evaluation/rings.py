@@ -81,7 +81,7 @@ class RingCase:
         return len(self.full) / len(self.points)
 
 
-def ring_case(
+def hold_out(
     scan: KeptScan, rows: np.ndarray, full: np.ndarray, ring: np.ndarray, stride: int, **rest
 ) -> RingCase | None:
     """The hold-out case of one object (n, 3) whose points are `rows` (n,) of the kept scan, or -1;
@@ -95,7 +95,7 @@ def ring_case(
     return RingCase(scan, rows[kept], *given, stride=stride, range=distance, **rest)
 
 
-def ring_cases(scans: str | Path, holdout: str | Path, stride: int = 2) -> list[RingCase]:
+def fixed_cases(scans: str | Path, holdout: str | Path, stride: int = 2) -> list[RingCase]:
     """The fixed clusters of `holdout`/FRAME.npz in the scans `scans`/FRAME.bin."""
     files = sorted(Path(holdout).glob("*.npz"))
     if not files:
@@ -111,7 +111,7 @@ def ring_cases(scans: str | Path, holdout: str | Path, stride: int = 2) -> list[
         for j, index in enumerate(np.split(fixed["index"], fixed["offset"][1:-1])):
             surface = bool(fixed["roughness"][j] < SURFACE_ROUGHNESS)
             named = dict(surface=surface, frame=file.stem, cluster=j)
-            case = ring_case(kept, row[index], scan[index], rings[index], stride, **named)
+            case = hold_out(kept, row[index], scan[index], rings[index], stride, **named)
             cases += [case] if case else []
     return cases
 
@@ -206,7 +206,7 @@ def cases_of(
         cloud, ring = scan.points[index], scan.ring[index]
         surface = roughness(cloud, ring) < SURFACE_ROUGHNESS
         named = dict(surface=surface, frame=scan.name, cluster=j)
-        case = ring_case(kept, row[index], cloud, ring, stride, **named)
+        case = hold_out(kept, row[index], cloud, ring, stride, **named)
         cases += [case] if case and case.range < max_range else []
     return cases
 
@@ -255,7 +255,7 @@ def simulated_cases(
             large = placed.name == "building"  # larger than any cluster
             if large or not points[0] <= len(index) <= points[1]:
                 continue
-            case = ring_case(
+            case = hold_out(
                 kept,
                 row[index],
                 turn.points[index],

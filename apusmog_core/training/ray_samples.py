@@ -81,8 +81,8 @@ def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
         index, window = azimuth_window(scan.azimuth, members, rng)
         if len(index) >= FEWEST:
             instances = np.unique(scan.instance[members])
-            view = View(*window, rings.min(), rings.max())
-            truths.append(Truth(scene, sensor, at, instances[instances > 0], floor, view))
+            reach = RayWindow(*window, rings.min(), rings.max())
+            truths.append(Truth(scene, sensor, at, instances[instances > 0], floor, reach))
             labels[index] = len(truths)
     if not truths:
         return []
@@ -127,7 +127,7 @@ def found_objects(scan, kept: np.ndarray, floor: float) -> Iterator[np.ndarray]:
 
 
 @dataclass
-class View:
+class RayWindow:
     """Where the rays of a sensor that saw an object could have gone, radians."""
 
     azimuth: float  # of the middle
@@ -136,7 +136,7 @@ class View:
     highest: float
 
     def clip(self, azimuth: np.ndarray, elevation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Into the view: beyond it the object may go on, but no ring tells."""
+        """Into the window: beyond it the object may go on, but no ring tells."""
         aside = np.clip(wrap(azimuth - self.azimuth), -self.half_width, self.half_width)
         return self.azimuth + aside, np.clip(elevation, self.lowest, self.highest)
 
@@ -150,7 +150,7 @@ class Truth:
     at: tuple[float, float, float]
     instances: np.ndarray  # that are part of the object
     floor: float  # lower hits go with the ground
-    view: View
+    window: RayWindow
 
     def ask(self, azimuth: np.ndarray, elevation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Whether rays meet the object (n,) bool, and how far away (n,), one where they do not."""
@@ -181,7 +181,7 @@ def _sample(truth: Truth, graph: ObjectGraph, rows: slice, rng: np.random.Genera
     up, down = graph.steps[rows].T[:, :, None]
     strays = rng.uniform(-1, 1, (len(azimuth), PROBES, 2)) * (1.0, 1.05)
     rise = np.where(strays[..., 1] > 0, up, down)
-    aimed = truth.view.clip(
+    aimed = truth.window.clip(
         azimuth + strays[..., 0] * graph.column, elevation + strays[..., 1] * rise
     )
     hit, reach = (a.reshape(strays.shape[:2]) for a in truth.ask(*(a.ravel() for a in aimed)))

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From one scan to its objects: ground away, then instances of what stands on it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..config import PipelineConfig
+from .cluster import find_instances, ranges
+from .ground import Ground
+from .mounting import Mounting
+from .rings import describe_rings, find_rings
+from .view import View, find_feet
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What each point of a scan belongs to."""
+
+    ground: np.ndarray  # (n,) bool
+    instance: np.ndarray  # (n,) uint32, 1.. from near to far, 0 for none
+    ring: np.ndarray | None  # (n,) int32, as given or found
+    ring_source: str  # field, order, elevation or none
+    height: np.ndarray | None  # (n,) float32 above the ground, nan where that is not known
+    mounting: Mounting
+    timings: dict[str, float] = field(default_factory=dict)  # stage -> milliseconds
+
+
+class Segmenter:
+    """Ground and instances of one stream of scans, whose terrain and mounting it learns.
+
+    It may be called from several threads.
+    """
+
+    def __init__(self, config: PipelineConfig | None = None):
+        self.config = config or PipelineConfig()
+        self.ground = Ground(self.config.ground)
+
+    def configured(self, config: PipelineConfig) -> Segmenter:
+        """This with other settings; what was learned about the ground stays."""
+        other = Segmenter.__new__(Segmenter)
+        other.config = config
+        same = config.ground == self.config.ground
+        other.ground = self.ground if same else Ground(config.ground)
+        return other
+
+    @property
+    def mounting(self) -> Mounting:
+        """Height, roll and pitch of the sensor, as set or as learned so far."""
+        return self.ground.mounting
+
+    def __call__(
+        self, points: np.ndarray, ring: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Which points (n, 3) are ground (n,) bool, and instances (n,) uint32: 1.., 0 for none."""
+        found = self.find(points, ring)
+        return found.ground, found.instance
+
+    def find(self, points: np.ndarray, ring: np.ndarray | None = None) -> Found:
+        """Ground and instances of returns (n, 3), and how they were found."""
+        timings: dict[str, float] = {}
+        with timed(timings, "filter"):
+            distance, limits = ranges(points), self.config.range
+            near = np.flatnonzero((distance >= limits.min) & (distance <= limits.max))
+            close = points.take(near, axis=0)
+            ring, ring_source = find_rings(points, ring)
+            rings = (
+                None if ring is None or len(near) == 0 else describe_rings(close, ring.take(near))
+            )
+        with timed(timings, "ground"):
+            upright, on_ground, height = self.ground.find(close, rings, distance.take(near))
+        with timed(timings, "cluster"):
+            label = np.zeros(len(near), np.uint32)
+            rest = np.flatnonzero(~on_ground)
+            view = None
+            if height is not None:
+                view = View(rings.row, rings.azimuth, height, rings).of(rest)
+            label[rest] = find_instances(upright.take(rest, axis=0), self.config.cluster, view)
+            if view is not None:
+                label = find_feet(close, height, rings, label)
+            ground, instance = np.zeros(len(points), bool), np.zeros(len(points), np.uint32)
+            ground[near], instance[near] = on_ground & (label == 0), label
+            above = None
+            if height is not None:
+                above = np.full(len(points), np.nan, np.float32)
+                above[near] = height
+        return Found(ground, instance, ring, ring_source, above, self.mounting, timings)
+
+
+@contextmanager
+def timed(timings: dict[str, float], stage: str):
+    """Milliseconds that a stage takes."""
+    start = time.perf_counter()
+    yield
+    timings[stage] = 1e3 * (time.perf_counter() - start)
