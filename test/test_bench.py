@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tools import bench
-from tools.bench import Row
+from tools.sections import Row, sensed_surface
 
 
 def fake(value: float, holds: bool = True):
@@ -49,4 +49,4 @@ def test_comparing_with_what_is_no_bench_says_so(tmp_path):
 
 
 def test_the_measured_surface_has_the_size_it_is_named_for():
-    assert bench.sensed_surface(16_000).shape == (16_000, 3)
+    assert sensed_surface(16_000).shape == (16_000, 3)
