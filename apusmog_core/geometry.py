@@ -10,6 +10,8 @@ from scipy.sparse.csgraph import dijkstra
 from scipy.spatial import cKDTree
 from torch import Tensor
 
+from .compute import free_memory
+
 # --- neighbours ----------------------------------------------------------------------------------
 
 
@@ -35,21 +37,36 @@ def nearest_in_batch(points: Tensor, k: int) -> Tensor:
     if torch.compiler.is_compiling():  # for export: the same operations for any size
         away = (points[:, :, None] - points[:, None]).square().sum(-1)
         return away.topk(k, largest=False).indices
-    k_found = min(k, points.shape[1])
-    if not points.is_cuda or points.shape[1] > 4096:  # trees are faster, or need less memory
-        found = [nearest(p.cpu().numpy(), k) for p in points.detach().float()]
-        return torch.as_tensor(np.stack(found), device=points.device)
-    with torch.no_grad():
-        index = torch.cdist(points, points).topk(k_found, largest=False).indices
-    return index[..., torch.arange(k, device=points.device) % k_found]
+    if not points.is_cuda:  # trees are faster
+        return torch.from_numpy(np.stack([nearest(p.numpy(), k) for p in points.detach().float()]))
+    index = nearest_on_device(points, points, min(k, points.shape[1]))[1]
+    return index[..., torch.arange(k, device=points.device) % index.shape[-1]]
+
+
+@torch.no_grad()
+def nearest_on_device(points: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Distances and indices (B, m, k) of the points (B, n, 3) nearest to queries (B, m, 3).
+
+    All distances, so many queries at a time as a part of the free memory holds.
+    """
+    pairs = free_memory(points.device) // 64
+    rows = max(1, pairs // max(1, points.shape[0] * points.shape[1]))
+    parts = []
+    for some in queries.float().split(rows, dim=1):
+        exact = "donot_use_mm_for_euclid_dist"  # the other way is off by a thousandth of the size
+        away = torch.cdist(some, points.float(), compute_mode=exact)
+        parts.append(away.topk(k, largest=False))
+    if len(parts) == 1:
+        return parts[0].values, parts[0].indices
+    values, indices = zip(*parts, strict=True)
+    return torch.cat(values, dim=1), torch.cat(indices, dim=1)
 
 
 def nearest_between(x: Tensor, z: Tensor, k: int) -> Tensor:
     """Indices (B, X, k) of the k nearest points of z (B, Z, 3) for each of x (B, X, 3)."""
     k = min(k, z.shape[1])
     if x.is_cuda:
-        with torch.no_grad():
-            return torch.cdist(x, z).topk(k, largest=False).indices
+        return nearest_on_device(z, x, k)[1]
     pairs = zip(x.detach().numpy(), z.detach().numpy(), strict=True)
     found = [cKDTree(b).query(a, k=np.arange(1, k + 1))[1] for a, b in pairs]
     return torch.from_numpy(np.stack(found))

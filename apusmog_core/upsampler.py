@@ -21,6 +21,7 @@ from .segment.cluster import rows_by_label
 from .sensor.device import DeviceRays
 from .sensor.grow import RayUpsampler
 from .sensor.view import ObjectScan
+from .surface.device import DeviceSurface
 from .surface.grow import SurfaceUpsampler
 from .weights import build_network, load_network
 
@@ -82,7 +83,8 @@ class Upsampler:
             if self.compiled and RayUpsampler.serves(network, device, dtype):
                 return RayUpsampler(network)
             return DeviceRays(network, device, dtype)
-        return SurfaceUpsampler(network, device, dtype, self.denoise)
+        kind = DeviceSurface if device.type == "cuda" else SurfaceUpsampler
+        return kind(network, device, dtype, self.denoise)
 
     @property
     def network(self) -> ApuSmog:

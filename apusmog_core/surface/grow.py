@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ..compute import autocast
+from ..compute import autocast, free_memory
 from ..dense import Dense
-from ..geometry import farthest, geodesic_patches, nearest
+from ..geometry import farthest, geodesic_patches, nearest, nearest_in_batch
 from ..model.network import ApuSmog
 from ..model.smog import Mixture
 from ..segment.cluster import rows_by_label
@@ -20,7 +21,12 @@ ANCHORS = 2048  # points of a cloud that are worked on at once
 PATCH = 256  # points of a patch, for networks that attend to all of it
 PAIRS = 1 << 17  # outputs times their neighbours in the refinement of patches, at once
 OVERSAMPLE = 3.0  # candidates for each new point
+<<<<<<< HEAD
 NOISY_OVERSAMPLE = 6.0  # noise also scatters points along the surface
+=======
+NOISY_OVERSAMPLE = 6.0  # where noise was taken out: what it did along the surface is left
+SHARE_OF_FREE, BYTES_PER_OUTPUT = 0.25, 8000  # of a GPU's memory that decoding may take
+>>>>>>> gpu
 LEAST_CANDIDATES = 4  # of each component, so that a small ratio has a choice too
 
 
@@ -35,6 +41,7 @@ class SurfaceUpsampler:
         self.plain = self.config.choice == "farthest"
         self.denoise = denoise and not self.plain
 
+    @torch.inference_mode()
     def grow(
         self, scan: ObjectScan, new: np.ndarray, keep_measured: bool, seed: int = 0, *_
     ) -> Dense:
@@ -44,8 +51,12 @@ class SurfaceUpsampler:
             cloud = scan.points[rows].astype(np.float64, copy=False)
             made = self.grow_cloud(cloud, count, keep_measured, seed)
             sure = np.ones(len(made), np.float32)
-            parts.append(Dense.new(made, sure, rows[nearest(cloud, 1, made)[:, 0]]))
+            parts.append(Dense.new(made, sure, rows[self.nearest_measured(cloud, made)]))
         return Dense.concatenate(parts)
+
+    @staticmethod
+    def nearest_measured(cloud: np.ndarray, made: np.ndarray) -> np.ndarray:
+        return nearest(cloud, 1, made)[:, 0]
 
     def grow_cloud(
         self, cloud: np.ndarray, new: int, keep_measured: bool, seed: int = 0
@@ -53,10 +64,22 @@ class SurfaceUpsampler:
         """New points (new, 3) on the surface that a cloud (n, 3) shows."""
         centre = cloud.mean(axis=0)
         measured = cloud - centre
+<<<<<<< HEAD
         noisy = find_noise(measured) if self.denoise else None
         local = (noisy.project(measured) if noisy else measured).astype(np.float32)
         more = NOISY_OVERSAMPLE if noisy else OVERSAMPLE
         found = self._candidates(local, new / len(cloud), more, seed)
+=======
+        cleaned, noise = clean(measured, self.denoiser) if self.denoiser else (measured, 0.0)
+        local = cleaned.astype(np.float32)
+        more = NOISY_OVERSAMPLE if noise else OVERSAMPLE
+        ratio = new / len(cloud)
+        if self.config.attention == "global":
+            found = self._patches(local, ratio, more, seed)
+        else:
+            sent = torch.from_numpy(local[None]).to(self.device)
+            found = self.candidates(sent, ratio, more, seed)[0].cpu().numpy()
+>>>>>>> gpu
         fixed = measured.astype(np.float32) if keep_measured else local[:0]
         if keep_measured:
             chosen = found[farthest_from(found, fixed, new)]
@@ -70,46 +93,46 @@ class SurfaceUpsampler:
             made = noisy.project(push_apart(made, fixed))
         return made + centre
 
-    def _candidates(self, points: np.ndarray, ratio: float, more: float, seed: int) -> np.ndarray:
-        """Outputs for a cloud (n, 3), among which are enough for `ratio` * n."""
-        if self.plain:  # patches overlap, so that there are some to choose from
-            return self._patches(points, ratio, seed)
-        per = max(LEAST_CANDIDATES, int(np.ceil(more * ratio / self.config.component_share)))
-        components = len(points[self.network.anchors()])
-        if self.config.attention == "global":
-            return self._patches(points, per * components / len(points), seed)
-        near = nearest(points, self.config.neighbours)
-        return self._decode(points[None], near[None], per * components, seed)[0]
-
-    def _patches(self, points: np.ndarray, ratio: float, seed: int) -> np.ndarray:
-        """Outputs of overlapping patches, `ratio` for each of their points."""
+    def _patches(self, points: np.ndarray, ratio: float, more: float, seed: int) -> np.ndarray:
+        """Outputs of overlapping patches of a cloud (n, 3): enough for `ratio` * n."""
         index = geodesic_patches(points, PATCH)
+<<<<<<< HEAD
         count = int(np.ceil(ratio * index.shape[1]))
         pairs = count * (self.config.refine_neighbours or max(4, round(4 * ratio)))
         batch = max(1, min(ANCHORS // index.shape[1], PAIRS // pairs))
+=======
+        batch = max(1, ANCHORS // index.shape[1])
+>>>>>>> gpu
         found = []
         for start in range(0, len(index), batch):
-            patch = points[index[start : start + batch]]
-            near = np.stack([nearest(p, self.config.neighbours) for p in patch])
-            found.append(self._decode(patch, near, count, seed).reshape(-1, 3))
+            patches = torch.from_numpy(points[index[start : start + batch]]).to(self.device)
+            found.append(self.candidates(patches, ratio, more, seed).flatten(0, 1).cpu().numpy())
         return np.concatenate(found)
 
-    def _decode(self, patches: np.ndarray, near: np.ndarray, count: int, seed: int) -> np.ndarray:
-        """Candidates (B, count, 3) of patches (B, N, 3)."""
-        points = torch.from_numpy(patches).to(self.device)
-        local = self.config.attention == "local"
-        with torch.inference_mode(), autocast(self.device, self.dtype):
-            encoded = self.network.encode(
-                points, torch.from_numpy(near).to(self.device), chunk=ANCHORS if local else 0
-            )
+    def candidates(self, points: Tensor, ratio: float, more: float, seed: int) -> Tensor:
+        """Outputs (B, M, 3) for clouds or patches (B, n, 3): enough for `ratio` * n of each."""
+        count = int(np.ceil(ratio * points.shape[1]))
+        if not self.plain:  # else patches overlap, so that there are some to choose from
+            per = max(LEAST_CANDIDATES, int(np.ceil(more * ratio / self.config.component_share)))
+            count = per * len(range(points.shape[1])[self.network.anchors()])
+        near = nearest_in_batch(points, self.config.neighbours)
+        chunk = self._chunk(len(points) * count / points.shape[1])
+        with autocast(self.device, self.dtype):
+            encoded = self.network.encode(points, near, chunk=2 * chunk)
             mixture = self.network.mixture(encoded)
             counts = self.network.allot(mixture, count)
             samples = self.network.sample(
                 mixture, self._noise(mixture, count, counts, seed), counts
             )
-            chunk = ANCHORS // 2 if local else 0
-            out = self.network.decode(encoded, samples, counts, chunk=chunk)
-        return out.fine.float().cpu().numpy()
+            return self.network.decode(encoded, samples, counts, chunk=chunk).fine.float()
+
+    def _chunk(self, outputs: float) -> int:
+        """Anchors that are decoded at once, with so many outputs each; 0: all."""
+        if self.config.attention == "global":
+            return 0
+        if self.device.type == "cpu":  # what stays in the cache
+            return ANCHORS // 2
+        return max(1, int(SHARE_OF_FREE * free_memory(self.device) / (BYTES_PER_OUTPUT * outputs)))
 
     def _noise(self, mixture: Mixture, count: int, counts, seed: int) -> torch.Tensor:
         """Even normal noise (B, count, 2): one low-discrepancy set, shifted for each component."""
