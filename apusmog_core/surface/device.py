@@ -19,8 +19,8 @@ from ..geometry import nearest_on_device
 from ..model.attention import gather
 from ..segment.cluster import rows_by_label
 from ..sensor.view import ObjectScan
-from .choose import AREA_NEIGHBOURS, BLOCK
-from .denoise import clean, settle
+from .choose import AREA_NEIGHBOURS, BLOCK, push_apart
+from .denoise import find_noise
 from .grow import NOISY_OVERSAMPLE, OVERSAMPLE, SurfaceUpsampler
 
 MOST_CANDIDATES = 1 << 17  # of a cloud; for more, trees are quicker than all distances
@@ -42,8 +42,8 @@ class DeviceSurface(SurfaceUpsampler):
                 made = self.grow_cloud(cloud, int(new[i]), keep_measured, seed)
                 parts[i] = (made, self.nearest_measured(cloud, made))
             else:
-                one = CentredCloud(cloud, self.denoiser)
-                groups[len(mine), int(new[i]), one.noise > 0].append((i, one))
+                one = CentredCloud(cloud, self.denoise)
+                groups[len(mine), int(new[i]), bool(one.noisy)].append((i, one))
         for (_, count, noisy), members in groups.items():
             which, clouds = zip(*members, strict=True)
             grown = self._grow_together(clouds, count, noisy, keep_measured, seed)
@@ -58,7 +58,7 @@ class DeviceSurface(SurfaceUpsampler):
 
     def _grow_together(self, clouds: list[CentredCloud], new: int, noisy, keep_measured, seed):
         """New points (new, 3) of each of several clouds (n, 3), and the measured points nearest."""
-        both = np.stack([(one.cleaned, one.measured) for one in clouds]).astype(np.float32)
+        both = np.stack([(one.denoised, one.measured) for one in clouds]).astype(np.float32)
         local, raw = torch.from_numpy(both).to(self.device).unbind(1)  # (B, n, 3)
         more = NOISY_OVERSAMPLE if noisy else OVERSAMPLE
         found = self.candidates(local, new / local.shape[1], more, seed)
@@ -73,21 +73,20 @@ class DeviceSurface(SurfaceUpsampler):
 
 
 class CentredCloud:
-    """A cloud about its middle, with its noise taken out."""
+    """A cloud about its middle, denoised where it is noisy."""
 
-    def __init__(self, cloud: np.ndarray, denoiser):
-        self.centre, self.denoiser = cloud.mean(axis=0), denoiser
+    def __init__(self, cloud: np.ndarray, denoise: bool):
+        self.centre = cloud.mean(axis=0)
         self.measured = cloud - self.centre
-        self.cleaned, self.noise = self.measured, 0.0
-        if denoiser:
-            self.cleaned, self.noise = clean(self.measured, denoiser)
+        self.noisy = find_noise(self.measured) if denoise else None
+        self.denoised = self.noisy.project(self.measured) if self.noisy else self.measured
 
     def settled(self, made: np.ndarray, keep_measured: bool) -> np.ndarray:
-        """New points (m, 3) where the cloud is; without what noise has left in them."""
-        made = made[:, :3].astype(np.float64)
-        if self.noise:
+        """New points (m, 3) where the cloud is, denoised as well."""
+        made = made[:, :3]
+        if self.noisy:
             fixed = self.measured[: len(self.measured) * keep_measured].astype(np.float32)
-            made = settle(made, self.cleaned, self.measured, self.noise, self.denoiser, fixed)
+            made = self.noisy.project(push_apart(made, fixed))
         return made + self.centre
 
 

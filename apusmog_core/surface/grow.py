@@ -21,12 +21,8 @@ ANCHORS = 2048  # points of a cloud that are worked on at once
 PATCH = 256  # points of a patch, for networks that attend to all of it
 PAIRS = 1 << 17  # outputs times their neighbours in the refinement of patches, at once
 OVERSAMPLE = 3.0  # candidates for each new point
-<<<<<<< HEAD
 NOISY_OVERSAMPLE = 6.0  # noise also scatters points along the surface
-=======
-NOISY_OVERSAMPLE = 6.0  # where noise was taken out: what it did along the surface is left
 SHARE_OF_FREE, BYTES_PER_OUTPUT = 0.25, 8000  # of a GPU's memory that decoding may take
->>>>>>> gpu
 LEAST_CANDIDATES = 4  # of each component, so that a small ratio has a choice too
 
 
@@ -64,22 +60,14 @@ class SurfaceUpsampler:
         """New points (new, 3) on the surface that a cloud (n, 3) shows."""
         centre = cloud.mean(axis=0)
         measured = cloud - centre
-<<<<<<< HEAD
         noisy = find_noise(measured) if self.denoise else None
         local = (noisy.project(measured) if noisy else measured).astype(np.float32)
-        more = NOISY_OVERSAMPLE if noisy else OVERSAMPLE
-        found = self._candidates(local, new / len(cloud), more, seed)
-=======
-        cleaned, noise = clean(measured, self.denoiser) if self.denoiser else (measured, 0.0)
-        local = cleaned.astype(np.float32)
-        more = NOISY_OVERSAMPLE if noise else OVERSAMPLE
-        ratio = new / len(cloud)
+        more, ratio = NOISY_OVERSAMPLE if noisy else OVERSAMPLE, new / len(cloud)
         if self.config.attention == "global":
             found = self._patches(local, ratio, more, seed)
         else:
             sent = torch.from_numpy(local[None]).to(self.device)
             found = self.candidates(sent, ratio, more, seed)[0].cpu().numpy()
->>>>>>> gpu
         fixed = measured.astype(np.float32) if keep_measured else local[:0]
         if keep_measured:
             chosen = found[farthest_from(found, fixed, new)]
@@ -96,13 +84,9 @@ class SurfaceUpsampler:
     def _patches(self, points: np.ndarray, ratio: float, more: float, seed: int) -> np.ndarray:
         """Outputs of overlapping patches of a cloud (n, 3): enough for `ratio` * n."""
         index = geodesic_patches(points, PATCH)
-<<<<<<< HEAD
         count = int(np.ceil(ratio * index.shape[1]))
         pairs = count * (self.config.refine_neighbours or max(4, round(4 * ratio)))
         batch = max(1, min(ANCHORS // index.shape[1], PAIRS // pairs))
-=======
-        batch = max(1, ANCHORS // index.shape[1])
->>>>>>> gpu
         found = []
         for start in range(0, len(index), batch):
             patches = torch.from_numpy(points[index[start : start + batch]]).to(self.device)
