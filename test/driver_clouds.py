@@ -48,8 +48,11 @@ SWEEP = {U4: 10**8, F4: 0.1, F8: 0.1}  # what a scan takes, in the unit of each 
 
 
 def driver_cloud(name: str, rows: int = 1, bigendian: bool = False) -> PointCloud2:
-    """A street in the layout of a driver; times rise, other fields and the padding are random."""
-    layout, step, _ = LAYOUTS[name]
+    """A street in the layout of a driver.
+
+    Times rise, rings are a degree apart, other fields and the padding are random.
+    """
+    layout, step, ring = LAYOUTS[name]
     points = street(3)
     points = points[: len(points) // rows * rows]
     points[10:20], points[20:25] = np.nan, 0.0
@@ -64,6 +67,9 @@ def driver_cloud(name: str, rows: int = 1, bigendian: bool = False) -> PointClou
         records[axis] = points[:, at]
     if "intensity" in records.dtype.names:
         records["intensity"] = rng.integers(0, 200, len(points))
+    if ring:
+        up = np.arctan2(points[:, 2], np.hypot(points[:, 0], points[:, 1]))
+        records[ring] = np.nan_to_num(np.degrees(up) + 30, nan=0.0).clip(0, 100)
     for field in msg.fields:
         if field.name in TIMES:
             records[field.name] = np.linspace(0, SWEEP[field.datatype], len(points))

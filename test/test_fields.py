@@ -5,6 +5,7 @@ from array import array
 
 import numpy as np
 import pytest
+from scipy.spatial import cKDTree
 
 pytest.importorskip("rclpy", reason="ROS 2 (rclpy) is not installed")
 
@@ -62,18 +63,20 @@ def test_measured_points_keep_every_field_bit_by_bit(pipeline, name, bigendian):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_new_points_have_ring_and_time_of_the_nearest_measured_point(pipeline, name):
+def test_new_points_have_ring_and_time_of_a_measured_point_beside_them(pipeline, name):
     msg = driver_cloud(name)
     work, answers = answer(msg, pipeline)
+    segments, made = work.segments, work.dense
     given, dense = cloud.records(msg), cloud.records(answers["dense"])
-    new = np.flatnonzero(dense["generated"])[::7]
-    place = lambda records: np.stack([records[axis] for axis in "xyz"], axis=-1)  # noqa: E731
-    objects = work.segments.rows[work.segments.instance > 0]
-    apart = np.linalg.norm(place(dense[new])[:, None] - place(given[objects])[None], axis=-1)
-    nearest = given[objects[apart.argmin(axis=1)]]
+    new = made.generated
+    source = made.source[new]
     for field in set(given.dtype.names) - set("xyz"):
-        same = dense[field][new] == nearest[field]
-        assert same.mean() > 0.99  # two may be as near as float32 can tell
+        assert dense[field][new].tobytes() == given[field][segments.rows[source]].tobytes()
+    np.testing.assert_array_equal(segments.instance[source], made.instance[new])
+    away = np.linalg.norm(made.points[new] - segments.points[source], axis=1)
+    nearest, _ = cKDTree(segments.points[segments.instance > 0]).query(made.points[new])
+    # the nearest of those that the network looked at, which is mostly the nearest of all
+    assert np.mean(away < nearest + 0.01) > 0.75 and np.max(away - nearest) < 0.35
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
