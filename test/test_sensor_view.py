@@ -209,3 +209,7 @@ def test_a_point_knows_how_far_the_rings_above_and_below_it_are():
     graph = look_around(ObjectScan(points, np.ones(48, np.int64), ring))
     expected = np.array([(0.01, 0.01), (0.03, 0.01), (0.02, 0.03), (0.02, 0.02)])
     np.testing.assert_allclose(graph.steps, expected[ring[graph.rows]], rtol=1e-3)
+    metres, to_columns, up_to_down = np.exp(graph.context[:, :3].T)  # as the network is told
+    np.testing.assert_allclose(metres, 20 * graph.steps[:, 0], rtol=1e-3)
+    np.testing.assert_allclose(to_columns, graph.steps[:, 0] / ALONG / np.e, rtol=1e-3)
+    np.testing.assert_allclose(up_to_down, graph.steps[:, 0] / graph.steps[:, 1], rtol=1e-3)
