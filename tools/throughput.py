@@ -42,14 +42,14 @@ def throughput(
     of the age of the dense clouds when they arrive (ms), the points in and out of a scan, and the
     node's own report of its stages. The player has no transport settings of ours.
     """
-    with tempfile.TemporaryDirectory() as folder, _domain():
+    with tempfile.TemporaryDirectory() as folder, own_domain():
         recording = Path(scans)
         if (recording / "velodyne_points").is_dir():  # a bag is cheaper to play than .bin files
             bag_writer.convert(recording, Path(folder) / "bag")
             recording = Path(folder) / "bag"
         played = {"path": recording, "loop": "true", "stamps": "now", "wait": "true"}
         rclpy.init()
-        listener = _Listener()
+        listener = Listener()
         try:
             with (
                 child(
@@ -71,7 +71,9 @@ def throughput(
             rclpy.try_shutdown()
 
 
-class _Listener(Node):
+class Listener(Node):
+    """Hears the dense clouds and the diagnostics."""
+
     def __init__(self):
         super().__init__("bench")
         self.ages: list[float] = []
@@ -91,6 +93,10 @@ class _Listener(Node):
 
     def is_ready(self) -> bool:
         return bool(self.ages) and self._stages.get("network") == "ready"
+
+    def report(self, name: str) -> float:
+        """A number of the latest diagnostics."""
+        return float(self._stages[name])
 
     def spin_until(self, condition, patience: float) -> None:
         end = time.monotonic() + patience
@@ -125,7 +131,7 @@ class _Listener(Node):
         }
 
 
-def _domain() -> AbstractContextManager[None]:
+def own_domain() -> AbstractContextManager[None]:
     """A ROS domain of this machine only."""
     chosen = {"ROS_DOMAIN_ID": str(DOMAIN), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
     if os.environ.get("ROS_DISTRO") == "humble":
