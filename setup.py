@@ -40,7 +40,8 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["apusmog_core*", "apusmog_ros*"]),
     package_data={
-        "apusmog_core": ["py.typed", "samples.npz", "page.html"],
+        "apusmog_core": ["py.typed", "samples.npz"],
+        "apusmog_core.show": ["page.html"],
         "apusmog_core.weights": ["*"],
         "apusmog_ros": ["*.xml"],
     },

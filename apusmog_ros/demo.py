@@ -24,8 +24,8 @@ from tqdm import tqdm
 
 from apusmog_core.cli.progress import waiting
 from apusmog_core.data import open_scans
-from apusmog_core.page import DrawnObjects, Frame, renumbered, write_page
-from apusmog_core.picture import picture
+from apusmog_core.show.page import DrawnObjects, Frame, renumbered, write_page
+from apusmog_core.show.picture import picture
 
 if TYPE_CHECKING:
     from .watcher import Answer, Watcher

@@ -36,7 +36,8 @@ def test_the_demo_makes_scans_dense_by_both_ratios_and_shows_them(ros, untrained
     recorded = [len(scan.points) for scan in open_scans(tmp_path / "demo" / "dense")]
     assert len(recorded) == sum(int(row[1]) for row in rows) >= 2 and min(recorded) > 0
     assert (tmp_path / "demo" / "before_after.png").stat().st_size > 10_000
-    assert '"ratio": 6.5' in (tmp_path / "demo" / "view.html").read_text()
+    page = (tmp_path / "demo" / "view.html").read_text()
+    assert '"ratio": 6.5' in page and '"confidence": true' in page
 
 
 def test_a_node_that_cannot_start_ends_the_demo_with_its_reason(ros, tmp_path, capsys):

@@ -19,7 +19,7 @@ from apusmog_core.data.clouds import WRITERS
 from apusmog_core.data.meshes import MESH_WRITERS, write_mesh
 from apusmog_core.evaluation.tables import write_rows
 from apusmog_core.files import check_output, written_whole
-from apusmog_core.page import Frame, write_page
+from apusmog_core.show.page import Frame, write_page
 
 POINTS = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
 

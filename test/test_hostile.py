@@ -17,8 +17,8 @@ from apusmog_core.data import open_scans, read_points, write_points
 from apusmog_core.data.clouds import WRITERS
 from apusmog_core.data.meshes import read_off
 from apusmog_core.data.pointcloud2 import decode
-from apusmog_core.page import Frame, write_page
 from apusmog_core.settings import load_yaml
+from apusmog_core.show.page import Frame, write_page
 from apusmog_core.surface.denoise import WEIGHTS as DENOISER
 from apusmog_core.surface.denoise import load_denoiser
 

@@ -12,8 +12,8 @@ import pytest
 
 from apusmog_core import cli
 from apusmog_core.data import write_points
-from apusmog_core.page import DrawnObjects, Frame, renumbered, write_page
-from apusmog_core.picture import choose_objects, picture
+from apusmog_core.show.page import DrawnObjects, Frame, renumbered, write_page
+from apusmog_core.show.picture import choose_objects, picture
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -208,7 +208,7 @@ def test_points_are_coloured_and_hidden_by_confidence_and_arrows_move_the_camera
 
 
 def test_objects_and_their_colours_do_not_change_with_the_ratio(tmp_path, monkeypatch):
-    from apusmog_core import page
+    from apusmog_core.show import page
 
     assert cli.main(["samples", str(tmp_path)]) == 0
     seen = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from apusmog_core.picture import Camera
+from apusmog_core.show.picture import Camera
 
 PAPER, INK, PALE = "#ffffff", "#17202b", "#98a2ae"
 GOOD, FAIR, BAD = "#1f83e0", "#f2a01f", "#df2b2b"

@@ -13,7 +13,7 @@ import numpy as np
 from apusmog_core.cli.arguments import missing_package
 from apusmog_core.evaluation.metrics import distances as distance_to
 from apusmog_core.geometry import farthest
-from apusmog_core.picture import aim, beside
+from apusmog_core.show.picture import aim, beside
 from apusmog_core.surface.mesh import read_mesh
 from apusmog_core.upsampler import Upsampler
 

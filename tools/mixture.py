@@ -12,9 +12,9 @@ from scipy.spatial import cKDTree
 
 from apusmog_core.geometry import nearest
 from apusmog_core.model.smog import Mixture
-from apusmog_core.picture import aim, look_at
 from apusmog_core.sensor.network import EncodedRays, hit_probability
 from apusmog_core.sensor.view import ObjectGraph, look_around
+from apusmog_core.show.picture import aim, look_at
 from apusmog_core.upsampler import Upsampler
 
 from .drawing import (

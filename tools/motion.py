@@ -15,8 +15,17 @@ import numpy as np
 
 from apusmog_core.cli.arguments import missing_package
 from apusmog_core.config import ClusterConfig, PipelineConfig
-from apusmog_core.picture import GREY, INK, NIGHT, aim, beside, draw_points, look_at, object_colours
 from apusmog_core.pipeline import DenseScan, ScanPipeline
+from apusmog_core.show.picture import (
+    GREY,
+    INK,
+    NIGHT,
+    aim,
+    beside,
+    draw_points,
+    look_at,
+    object_colours,
+)
 from apusmog_core.simulate.objects import BUILDERS
 from apusmog_core.simulate.sensor import Placed, Scene, Sensor, SimulatedScan, scan
 

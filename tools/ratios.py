@@ -10,7 +10,7 @@ import numpy as np
 
 from apusmog_core.evaluation.metrics import distance_to_mesh, mesh_surface
 from apusmog_core.geometry import farthest
-from apusmog_core.picture import Camera, aim, look_at
+from apusmog_core.show.picture import Camera, aim, look_at
 from apusmog_core.simulate import shapes
 from apusmog_core.surface.mesh import reconstruct
 from apusmog_core.upsampler import Upsampler

@@ -283,7 +283,7 @@ def add_view(parser: argparse.ArgumentParser) -> None:
 
 
 def view(args: argparse.Namespace) -> None:
-    from apusmog_core.page import view
+    from apusmog_core.show.page import view
 
     if args.set and not args.ratio:
         raise ValueError("--set: settings of the pipeline need objects to show; add --ratio R")

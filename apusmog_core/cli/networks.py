@@ -114,7 +114,8 @@ def info(args: argparse.Namespace) -> None:
     from apusmog_core.settings import flatten, from_dict
     from apusmog_core.weights import find, read
 
-    path, stored = find(args.weights), read(args.weights)
+    with waiting("loading PyTorch"):
+        path, stored = find(args.weights), read(args.weights)
     model, card = from_dict(ModelConfig, stored["model"]), stored.get("card", {})
     size = sum(value.numel() for value in stored["state"].values())
     lines = {"for": USES[model.domain], "file": path, "parameters": f"{size:,}"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .files import written_whole
+from ..files import written_whole
 from .page import DrawnObjects
 
 # what a person recognises, by length and height in metres, in the order of choice

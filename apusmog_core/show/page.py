@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .files import check_output, written_whole
+from ..files import check_output, written_whole
 
 TEMPLATE = Path(__file__).with_name("page.html")
 STEPS = 32767  # int16 steps on each side of a frame's centre: 2 mm for a 120 m scan
@@ -51,7 +51,7 @@ def view(
     With ratios, a `ScanPipeline` finds the objects of each scan and upsamples them by each. Single
     clouds are shown beside each other.
     """
-    from .data import open_scans
+    from ..data import open_scans
 
     check_output(out, *paths)
     opened = [open_scans(path) for path in paths]
@@ -112,7 +112,7 @@ def renumbered(dense: DrawnObjects, like: DrawnObjects) -> DrawnObjects:
 
 
 def _nothing_found(scans: int) -> str:
-    from .pipeline import TO_FIND_OBJECTS
+    from ..pipeline import TO_FIND_OBJECTS
 
     return f"no objects found in {scans} scan{'s' if scans != 1 else ''}: {TO_FIND_OBJECTS}"
 
