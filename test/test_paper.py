@@ -412,19 +412,20 @@ def test_the_papers_way_returns_farthest_points_of_its_patches_and_nothing_else(
     network = paper()
     up = Upsampler(network, "cpu")
     decoded = []
-    decode = up.way._decode
+    candidates = up.way.candidates
 
     def remember(*args):
-        decoded.append(decode(*args).reshape(-1, 3))
-        return decoded[-1][None]
+        found = candidates(*args)
+        decoded.append(found.flatten(0, 1).numpy())
+        return found
 
-    monkeypatch.setattr(up.way, "_decode", remember)
+    monkeypatch.setattr(up.way, "candidates", remember)
     cloud = np.random.default_rng(0).normal(size=(600, 3)).astype(np.float32)
     for ratio in (1.5, 2.34, 4.0):
         decoded.clear()
         out = up.upsample(cloud, ratio)
         assert len(out) == round(ratio * 600)
-        candidates = np.concatenate(decoded) + cloud.mean(axis=0)
-        known = {tuple(np.round(p, 4)) for p in candidates.tolist()}
+        known = np.concatenate(decoded) + cloud.mean(axis=0)
+        known = {tuple(np.round(p, 4)) for p in known.tolist()}
         assert sum(tuple(np.round(p, 4)) in known for p in out.tolist()) > 0.99 * len(out)
     assert math.isfinite(out.sum())
