@@ -11,7 +11,7 @@ from ..compute import machine_code
 from ..config import ClusterConfig
 from ..sensor.neighbours import fill
 from .sets import find_root, number_sets
-from .view import View
+from .view import RingView
 
 STANDING_CELL = 0.5  # metres
 STANDING_HEIGHT = 0.25  # metres above the ground that something near a point must reach
@@ -23,7 +23,7 @@ BANDS = 64  # beyond the last the voxels do not grow any more
 
 
 def find_instances(
-    points: np.ndarray, config: ClusterConfig, view: View | None = None
+    points: np.ndarray, config: ClusterConfig, view: RingView | None = None
 ) -> np.ndarray:
     """Instances of level points without ground: (n,) int32, 1.. from near to far, 0 for none.
 
@@ -48,7 +48,9 @@ def find_instances(
     return labels
 
 
-def _pieces(points: np.ndarray, config: ClusterConfig, view: View | None) -> Iterator[np.ndarray]:
+def _pieces(
+    points: np.ndarray, config: ClusterConfig, view: RingView | None
+) -> Iterator[np.ndarray]:
     """Point indices of each instance.
 
     A component that exceeds the limits, such as a car beside a hedge, is tried again with smaller
@@ -133,7 +135,7 @@ def _standing(points, z, left, low, height, floor):
 
 
 def components(
-    points: np.ndarray, config: ClusterConfig, share: float = 1.0, view: View | None = None
+    points: np.ndarray, config: ClusterConfig, share: float = 1.0, view: RingView | None = None
 ) -> np.ndarray:
     """Component number (n,) of points (n, 3): chains of neighbours within a share of the tolerance.
 

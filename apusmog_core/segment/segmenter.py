@@ -14,7 +14,7 @@ from .cluster import find_instances, ranges
 from .ground import Ground
 from .mounting import Mounting
 from .rings import describe_rings, find_rings
-from .view import View, find_feet
+from .view import RingView, find_feet
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class Segmenter:
             rest = np.flatnonzero(~on_ground)
             view = None
             if height is not None:
-                view = View(rings.row, rings.azimuth, height, rings).of(rest)
+                view = RingView(rings.row, rings.azimuth, height, rings).of(rest)
             label[rest] = find_instances(upright.take(rest, axis=0), self.config.cluster, view)
             if view is not None:
                 label = find_feet(close, height, rings, label)

@@ -31,7 +31,7 @@ CLEAR, WIDE = 0.25, 0.3  # metres above the ground, and across, of an object on 
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class RingView:
     """Where n points are on the sensor's grid, and how high above the ground."""
 
     row: np.ndarray  # (n,) ring by rising elevation
@@ -39,10 +39,10 @@ class View:
     height: np.ndarray  # (n,) float32, above the ground
     rings: Rings
 
-    def of(self, chosen: np.ndarray) -> View:
+    def of(self, chosen: np.ndarray) -> RingView:
         """That of some of the points."""
         columns = (self.row, self.azimuth, self.height)
-        return View(*(column.take(chosen) for column in columns), self.rings)
+        return RingView(*(column.take(chosen) for column in columns), self.rings)
 
     @property
     def least_adaptive(self) -> float:

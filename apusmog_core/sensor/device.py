@@ -102,7 +102,7 @@ class DeviceRays:
         if levels is not None:
             lattice, down_rows = pack_lattice(levels, *options)
         sent = send(packed | lattice, self.device)
-        view = View(sent, grid)
+        view = DeviceGraph(sent, grid)
         if levels is None:
             steps = view.mean_steps(sizes).cpu().numpy()
             levels = lattice_levels(ratios, sizes, grid.step, steps)
@@ -147,7 +147,7 @@ def received(scan: ObjectScan, made: np.ndarray, objects: slice, new: np.ndarray
     return Dense.new(made[:, :3], made[:, 3].copy(), source)
 
 
-class View:
+class DeviceGraph:
     """What each object point sees around it, on the device: see `view.py`."""
 
     def __init__(self, sent: dict[str, Tensor], grid: Grid):

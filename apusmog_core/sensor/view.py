@@ -163,21 +163,25 @@ def _ray_points(polar, steps, anchors, rays, depth, column):
 def nearest_measured(
     scan: ObjectScan, graph: ObjectGraph, anchors: np.ndarray, points: np.ndarray
 ) -> np.ndarray:
-    """Rows (m,) of the scan: of the anchors (m,) and their neighbours, those nearest to points."""
+    """Rows (m,) of the scan: the measured points nearest to new points (m, 3) of anchors (m,)."""
     return _nearest(scan.points, graph.rows, graph.neighbours, anchors, points)
 
 
 @machine_code
 def _nearest(measured, rows, neighbours, anchors, points):
+    """From neighbour to neighbour, as long as one is nearer."""
     found = np.empty(len(points), np.int64)
     for i in range(len(points)):
-        least = np.inf
-        for j in neighbours[anchors[i]]:
-            row, square = rows[j], 0.0
-            for axis in range(3):
-                square += (measured[row, axis] - points[i, axis]) ** 2
-            if square < least:
-                least, found[i] = square, row
+        least, here, nearer = np.inf, -1, anchors[i]
+        while nearer != here:
+            here = nearer
+            for j in neighbours[here]:
+                square = 0.0
+                for axis in range(3):
+                    square += (measured[rows[j], axis] - points[i, axis]) ** 2
+                if square < least:
+                    least, nearer = square, j
+        found[i] = rows[here]
     return found
 
 
