@@ -24,7 +24,7 @@ from apusmog_core.data import bag_writer
 from apusmog_ros.running import child
 
 WARM_UP = 5.0  # seconds at full rate before anything is counted
-PATIENCE = 120.0  # seconds for the first dense cloud
+PATIENCE = 300.0  # seconds for the network, which may have to compile
 DOMAIN = 91  # apart from what else runs on this machine
 DRIVER = {"FASTDDS_BUILTIN_TRANSPORTS": "DEFAULT"}  # replay as any driver: Fast DDS as it comes
 
