@@ -84,6 +84,12 @@ def stages() -> Iterator[Row]:
     for name, ms in median.items():
         label = f"{name} ({source()} scan, ratio 4)"
         yield Row("stages", label, ms, "ms", "the total", median["total"])
+    few = [(scan, scan.ring % 4 == 0) for scan in scans()]
+    some = [(scan.points[kept], scan.intensity[kept], None, scan.ring[kept]) for scan, kept in few]
+    ms = float(np.median([best(lambda of=of: pipeline.process(*of)) for of in some]))
+    label = f"total with every fourth ring ({source()} scan, ratio 4)"
+    whole = ("the total", median["total"])
+    yield Row("stages", label, ms, "ms", *whole, bar="at most 40 ms", holds=ms <= 40)
 
 
 def speed() -> Iterator[Row]:
@@ -247,8 +253,8 @@ def dds() -> Iterator[Row]:
             "Hz",
             "scans played",
             seen["rate_in_hz"],
-            bar="at least 9 Hz",
-            holds=rate >= 9,
+            bar="at least 9.8 Hz",
+            holds=rate >= 9.8,
         )
         yield Row(
             "dds",
@@ -257,8 +263,8 @@ def dds() -> Iterator[Row]:
             "ms",
             "its 99th percentile",
             seen["age_ms_p99"],
-            bar="below 200 ms",
-            holds=age < 200,
+            bar="at most 170 ms",
+            holds=age <= 170,
         )
 
 
