@@ -10,7 +10,7 @@ from apusmog_core.simulate.objects import BUILDERS
 from apusmog_core.simulate.sensor import Placed, Scene, Sensor, SimulatedScan, scan
 from apusmog_core.simulate.street import street
 
-from .figures import SHAPE_POINTS, knot, sample_mesh
+from .ratios import SHAPE_POINTS, knot, sample_mesh
 
 SENSORS = {"hdl64e": "HDL-64E", "vlp16": "VLP-16"}
 OBJECTS = {"car": 2.15, "person": 1.35}  # heading of each, radians
