@@ -87,7 +87,7 @@ def _scene(mesh):
     import open3d as o3d
 
     scene = o3d.t.geometry.RaycastingScene()
-    scene.add_triangles(o3d.t.geometry.TriangleMesh.fromto_open3d(mesh))
+    scene.add_triangles(o3d.t.geometry.TriangleMesh.from_legacy(mesh))
     return scene
 
 
