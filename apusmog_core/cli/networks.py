@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands about weights: train, train-denoiser, finetune, info, export."""
+"""Commands about weights: train, train-denoiser, finetune, info, export, warm-up."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ablation table of the paper: five rows, each trained with the same budget."""
+"""The ablation table of the paper: the full model and five ablations of the same budget."""
 
 from __future__ import annotations
 

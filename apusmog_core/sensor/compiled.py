@@ -190,7 +190,7 @@ def lane_of(start, lane, count):
 
 
 @machine_code
-def look(offsets, row, j, lane, seen):
+def see_offset(offsets, row, j, lane, seen):
     """An offset as the position codes see it."""
     seen[0, lane] = offsets[row, j, 0]
     seen[1, lane] = offsets[row, j, 1]
@@ -198,7 +198,7 @@ def look(offsets, row, j, lane, seen):
 
 
 @machine_code
-def load(rows, start, x):
+def load_block(rows, start, x):
     """Rows (N, C) from `start` on into a block."""
     for lane in range(LANES):
         row = lane_of(start, lane, len(rows))
@@ -207,7 +207,7 @@ def load(rows, start, x):
 
 
 @machine_code
-def store(x, start, rows):
+def store_block(x, start, rows):
     """A block into rows (N, C) from `start` on."""
     for lane in range(min(LANES, len(rows) - start)):
         for c in range(rows.shape[1]):
@@ -221,18 +221,18 @@ def _embed(weights, width, context, cloud):
     x = np.empty((count, width), np.float32)
     inputs, hidden, y = block(weights.embed[0].weight.shape[1]), block(64), block(width)
     for start in range(0, count, LANES):
-        load(context, start, inputs)
+        load_block(context, start, inputs)
         perceptron(weights.embed, inputs, hidden, y)
-        store(y, start, x)
+        store_block(y, start, x)
     whole = np.zeros((cloud[-1] + 1, width), np.float32)  # greatest of each channel, or zero
     for i in range(count):
         for c in range(width):
             whole[cloud[i], c] = max(whole[cloud[i], c], x[i, c])
     told = np.empty_like(whole)
     for start in range(0, len(whole), LANES):
-        load(whole, start, hidden)
+        load_block(whole, start, hidden)
         linear(weights.whole, hidden[:width], y)
-        store(y, start, told)
+        store_block(y, start, told)
     for i in range(count):
         for c in range(width):
             x[i, c] += told[cloud[i], c]
@@ -250,19 +250,19 @@ def _encode(weights, width, offsets, neighbours, context, cloud):
     key, value = block(width), block(width)
     hidden = block(max(weights.gamma[0].weight.shape[0], weights.position[0].weight.shape[0]))
     for start in range(0, count, LANES):
-        load(inputs, start, x)
+        load_block(inputs, start, x)
         linear(weights.key, x, y)
-        store(y, start, keys)
+        store_block(y, start, keys)
         linear(weights.value, x, y)
-        store(y, start, values)
+        store_block(y, start, values)
     shape, columns = (k, width, LANES), width * LANES
     delta, gamma = np.empty(shape, np.float32), np.empty(shape, np.float32)
     for start in range(0, count, LANES):
-        load(inputs, start, x)
+        load_block(inputs, start, x)
         linear(weights.query, x, query)
         for j in range(k):
             for lane in range(LANES):
-                look(offsets, lane_of(start, lane, count), j, lane, seen)
+                see_offset(offsets, lane_of(start, lane, count), j, lane, seen)
             perceptron(weights.position, seen, hidden, delta[j])
             for lane in range(LANES):
                 other = neighbours[lane_of(start, lane, count), j]
@@ -274,9 +274,9 @@ def _encode(weights, width, offsets, neighbours, context, cloud):
                     delta[j, c, lane] += value[c, lane]
             perceptron(weights.gamma, x, hidden, gamma[j])
         attend(gamma.reshape(k, columns), delta.reshape(k, columns), y.reshape(columns))
-        store(y, start, features)
+        store_block(y, start, features)
         linear(weights.token, y, x)
-        store(x, start, tokens)
+        store_block(x, start, tokens)
     return features, tokens
 
 
@@ -287,7 +287,7 @@ def _components(weights, features, spread, learned):
     x, hidden, raw = block(width), block(weights[0].weight.shape[0]), block(6)
     table = np.empty((count, 6), np.float32)
     for start in range(0, count, LANES):
-        load(features, start, x)
+        load_block(features, start, x)
         perceptron(weights, x, hidden, raw)
         for lane in range(min(LANES, count - start)):
             row = table[start + lane]
@@ -330,7 +330,7 @@ def _decode(weights, neighbours, offsets, features, tokens_of, components, rays,
         for j in range(k):
             for lane in range(LANES):
                 row = anchors[lane_of(start, lane, count)]
-                look(offsets, row, j, lane, seen)
+                see_offset(offsets, row, j, lane, seen)
                 for c in range(3):
                     away[j, c, lane] = offsets[row, j, c]
             perceptron(weights.position, seen, hidden, tokens[j])

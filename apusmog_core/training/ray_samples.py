@@ -86,7 +86,7 @@ def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
             labels[index] = len(truths)
     if not truths:
         return []
-    graph = look(scan, labels, kept, sensor.height, rng)
+    graph = view_kept(scan, labels, kept, sensor.height, rng)
     ends = np.cumsum(graph.sizes)
     return [
         _sample(truth, graph, slice(end - size, end), rng)
@@ -94,7 +94,7 @@ def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
     ]
 
 
-def look(scan, labels: np.ndarray, kept: np.ndarray, mounted: float, rng) -> ObjectGraph:
+def view_kept(scan, labels: np.ndarray, kept: np.ndarray, mounted: float, rng) -> ObjectGraph:
     """The kept rings as a node would see them; at times without ground, surroundings or rings."""
     whole, knows_ground, knows_rings = rng.random() > 0.1, rng.random() > 0.1, rng.random() > 0.1
     used = kept if whole else kept & (labels > 0)
