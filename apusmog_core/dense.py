@@ -41,6 +41,10 @@ class Dense:
         """Some of the points, or all in another order."""
         return Dense(*(getattr(self, field.name).take(rows, axis=0) for field in fields(self)))
 
+    def by_object(self, instance: np.ndarray) -> Dense:
+        """One object after the other, by the instances (n,) of the input's points."""
+        return self.take(np.argsort(instance[self.source], kind="stable"))
+
     def split(self, counts: Sequence[int]) -> list[Dense]:
         """Runs of counts[i] points."""
         edges = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))

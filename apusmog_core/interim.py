@@ -17,10 +17,10 @@ from .pipeline import DenseScan, Segments
 from .segment.ground import grid_ground
 from .segment.mounting import Mounting, MountingEstimate
 from .segment.rings import find_rings
+from .segment.view import FARTHEST_JOIN, SLANT
 
 TURN = 8.0  # more than the azimuths of a ring span: rings one after the other
 ASIDE = 0.01  # radians of azimuth between neighbours on two rings
-SLANT, FARTHEST_JOIN = 1.2, 1.6  # metres from ring to ring, a metre of spacing, and at most
 FEWEST = 8  # points of an object, though fewer than `min_points`: far ones have few
 STEEPEST = 0.5  # metres of range from ring to ring that new points lie between
 CONFIDENCE = 0.7  # share of new points within 10 cm of what rings that were held out saw, on KITTI
@@ -98,7 +98,7 @@ class InterimPipeline:
         dense = Dense.measured(segments.points, kept)
         if new:
             dense = Dense.concatenate((dense, self._interpolate(segments, measured, new)))
-        dense = dense.take(np.argsort(segments.instance[dense.source], kind="stable"))
+        dense = dense.by_object(segments.instance)
         return DenseScan(
             dense.points,
             segments.intensity[dense.source],

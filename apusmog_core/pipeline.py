@@ -212,9 +212,8 @@ class ScanPipeline:
         if len(chosen) == len(rows):
             return dense
         rest = np.concatenate([mine for mine, here in zip(rows, served, strict=True) if not here])
-        owner = np.repeat(chosen, counts[chosen]), segments.instance[rest].astype(np.int64) - 1
         together = Dense.concatenate((dense, Dense.measured(segments.points, rest)))
-        return together.take(np.argsort(np.concatenate(owner), kind="stable"))
+        return together.by_object(segments.instance)
 
     def _ratios(
         self, segments: Segments, rows: list[np.ndarray], sizes: np.ndarray, ratio: float

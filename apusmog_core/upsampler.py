@@ -175,14 +175,12 @@ class Upsampler:
             for mine, count in pairs
         ]
         parts = [Dense.measured(scan.points, np.concatenate([*kept, np.zeros(0, np.int64)]))]
-        owner = [scan.instance[parts[0].source]]
         if grows.any():
             parts.append(self._within_memory(grow, np.flatnonzero(grows)))
-            owner.append(np.repeat(np.arange(1, len(new) + 1), new))
         dense = Dense.concatenate(parts)
         if not (np.isfinite(dense.points).all() and np.isfinite(dense.confidence).all()):
             raise ValueError("the network made points that are not finite: are the weights sound?")
-        return dense.take(np.argsort(np.concatenate(owner), kind="stable"))
+        return dense.by_object(scan.instance)
 
     def _within_memory(self, grow: Grow, objects: np.ndarray) -> Dense:
         """Half of the objects at a time where the GPU is full; one that does not fit, on a CPU."""

@@ -10,7 +10,8 @@ import numpy as np
 from ..compute import machine_code
 from .grid import to_polar, turn
 from .kernels import inverse_sinh
-from .lasers import Lasers, find_lasers
+from .lasers import Lasers, find_lasers, ring_spacing
+from .neighbours import fill
 
 # Neighbours of a point that the network attends to, as (rings, columns) away; itself first.
 NEIGHBOURS = np.array(
@@ -96,9 +97,8 @@ def find_grid(scan: ObjectScan) -> Grid:
 
 def objects_in_order(instance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows (a,) of the points of all objects, one object after the other, and their sizes."""
-    order = np.argsort(instance, kind="stable")
-    rows = order[np.searchsorted(instance[order], 1) :]
-    return rows, np.bincount(instance[rows], minlength=1)[1:]
+    starts, order = fill(instance, int(instance.max()) + 1)
+    return order[starts[1] :], np.diff(starts[1:]).astype(np.int64)
 
 
 def look_around(scan: ObjectScan) -> ObjectGraph:
@@ -114,7 +114,8 @@ def look_around(scan: ObjectScan) -> ObjectGraph:
     if scan.height is not None:
         height[:] = scan.height[rows]
     where = (polar, lasers.number, column, scan.instance)
-    found = _look(*where, images, rows, place, lasers.elevation, lasers.height)
+    spacing = ring_spacing(lasers, lasers.number[rows], np.exp(-polar[rows, 2]))
+    found = _look(*where, images, rows, place, spacing)
     neighbours, offsets, context, steps, aside, ends = found
     objects = object_scalars(grid, rows, sizes, height)
     cloud = np.repeat(np.arange(len(sizes)), sizes)
@@ -266,16 +267,9 @@ def _partner(rows, owners, polar, i, mine, column, size):
 
 
 @machine_code
-def _spacing(elevation, height, ring, other, inverse):
-    """Radians between two rings at a range, by where their lasers look; never too little."""
-    gap = elevation[other] - elevation[ring] + (height[other] - height[ring]) * inverse
-    return max(abs(gap), 1e-3)
-
-
-@machine_code
-def _look(polar, number, columns_of, instance, images, rows, place, elevation, height):
+def _look(polar, number, columns_of, instance, images, rows, place, spacing):
     row_at, owner_at, row_near, owner_near, depth_near = images
-    rings, columns = len(elevation), row_at.shape[1] - 2 * COLUMNS_AROUND
+    columns = row_at.shape[1] - 2 * COLUMNS_AROUND
     size = 2 * np.pi / columns
     count, k, w = len(rows), len(NEIGHBOURS), len(WINDOW)
     neighbours = np.empty((count, k), np.int64)
@@ -286,19 +280,13 @@ def _look(polar, number, columns_of, instance, images, rows, place, elevation, h
     away = np.empty(w, np.float32)
     for a in range(count):
         i = rows[a]
-        ring, depth, mine = number[i], polar[i, 2], instance[i]
-        line, column = ring + RINGS_AROUND, columns_of[i] + COLUMNS_AROUND  # in the images
-        inverse = np.exp(-depth)
+        depth, mine = polar[i, 2], instance[i]
+        line, column = number[i] + RINGS_AROUND, columns_of[i] + COLUMNS_AROUND  # in the images
         # the rings above and below: measured where there is a partner, else as they are spaced
         beside = (polar, i, mine, column, size)
         above = _partner(row_at[line + 1], owner_at[line + 1], *beside)
         below = _partner(row_at[line - 1], owner_at[line - 1], *beside)
-        up = _spacing(elevation, height, ring, min(ring + 1, rings - 1), inverse)
-        down = _spacing(elevation, height, ring, max(ring - 1, 0), inverse)
-        if ring == rings - 1:
-            up = down
-        if ring == 0:
-            down = up
+        up, down = spacing[a, 0], spacing[a, 1]
         if above >= 0:
             measured = polar[above, 1] - polar[i, 1]
             if measured > 0.3 * up and measured < 3 * up:
