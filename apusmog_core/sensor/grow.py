@@ -49,9 +49,8 @@ class RayUpsampler:
     ) -> Dense:
         """new[i] points of object i + 1, one object after the other; all objects have points."""
         graph = look_around(scan)
-        steps = mean_steps(graph) if spread == "even" else None
         ratios = new / graph.sizes + keep_measured
-        levels = lattice_levels(ratios, graph.sizes, graph.column, steps)
+        levels = lattice_levels(ratios, graph.sizes, spread, graph.column, graph.spacing)
 
         def cast(part: slice) -> Dense:
             some, options = part_of(graph, part), (keep_measured, seed)
@@ -95,9 +94,3 @@ class RayUpsampler:
         anchors = anchors[best]
         points = ray_points(graph, anchors, rays[best], depth[best])
         return Dense.new(points, sure[best], nearest_measured(scan, graph, anchors, points))
-
-
-def mean_steps(graph: ObjectGraph) -> np.ndarray:
-    """Radians between rings (objects,), in the mean over each object."""
-    cloud = np.repeat(np.arange(len(graph.sizes)), graph.sizes)
-    return np.bincount(cloud, graph.steps[:, 0]) / graph.sizes

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .lasers import ring_spacing
 from .lattice import GOLDEN, LATTICE, Slots, lattice_slots
 from .view import (
     COLUMNS_AROUND,
@@ -69,9 +68,8 @@ def pack_scan(
     height = np.where(known, height, 0.0)
     objects[~known, :2] = 0
     about = (depth - 3, known, np.full(len(rows), scan.whole), height.clip(-1, 6), *objects.T)
-    spacing = ring_spacing(grid.lasers, number, np.exp(-depth))
     share = ((seed + rows) * GOLDEN) % 1  # of 1, spread evenly
-    own = (height, 8.0 * scan.instance[rows], share)
+    own = (height * np.exp(-depth), 8.0 * scan.instance[rows], share)  # radians above the ground
     return {
         "image": image,  # (rings, columns) of rows of `returns`
         "cell": (number + RINGS_AROUND) * width + grid.column[rows] + COLUMNS_AROUND,  # (a,)
@@ -80,7 +78,7 @@ def pack_scan(
         "returns": returns,  # (N, 9)
         "own": np.concatenate((returns[rows + 2], np.stack(own, axis=1)), axis=1),  # (a, 12)
         "others": (NEIGHBOURS != 0).any(axis=1).astype(np.float32),  # all but the point itself
-        "spacing": spacing * (1, -1),  # (a, 2) radians up and down
+        "spacing": grid.spacing(rows) * (1, -1),  # (a, 2) radians up and down
         "about": np.stack(about, axis=1),  # (a, 10) of the context's scalars
         "measured": np.column_stack((scan.points[rows], rows)).astype(np.float32),  # (a, 4)
     }
