@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -224,11 +225,29 @@ def parse_precision(name: str):
 
 
 def autocast(device, dtype):
-    """The arithmetic of a network: a context for torch's automatic mixed precision."""
+    """The arithmetic of a training step: a context for torch's automatic mixed precision."""
     import torch
 
     mixed = dtype != torch.float32
     return torch.autocast(device.type, dtype=dtype if mixed else None, enabled=mixed)
+
+
+def in_precision(network, dtype):
+    """The network itself in float32; else a copy with layers in another precision, for inference.
+
+    What is between the layers stays as it is: rays, offsets and mixtures in float32. Autocast would
+    cast all weights again at each call.
+    """
+    import torch
+    from torch import nn
+
+    if dtype == torch.float32:
+        return network
+    network = deepcopy(network)
+    for layer in network.modules():
+        if isinstance(layer, (nn.Linear, nn.LayerNorm)):
+            layer.to(dtype).register_forward_pre_hook(lambda _, given: given[0].to(dtype))
+    return network
 
 
 # --- machine code ---------------------------------------------------------------------------------

@@ -107,25 +107,28 @@ def uniform_on_sphere(noise: Tensor) -> Tensor:
 
 def cholesky_factor(raw: Tensor, form: str, spread: float = 1.0) -> Tensor:
     """Three raw outputs (..., 3) -> factor L of a positive semi-definite covariance L L^T."""
+    first, low, second = factor_entries(raw, form, spread)
+    return torch.stack((first, torch.zeros_like(first), low, second), dim=-1).unflatten(-1, (2, 2))
+
+
+def factor_entries(raw: Tensor, form: str, spread: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Entries (...) of the factor: the first, the low and the second."""
     if form == "clamp":
-        return clamped_factor(raw, spread)
+        return clamped_entries(raw, spread)
     log_sigma = raw[..., :2].clamp(-6.0, 2.0) + math.log(spread)
     first, second = log_sigma.exp().unbind(-1)
-    zero = torch.zeros_like(first)
     if form == "rotation":  # Sigma = R D R^T, then its closed-form factor
         cos, sin = torch.cos(raw[..., 2]), torch.sin(raw[..., 2])
         var_a = (cos * first) ** 2 + (sin * second) ** 2
         var_b = (sin * first) ** 2 + (cos * second) ** 2
         cross = cos * sin * (first**2 - second**2)
         low = cross / var_a.sqrt()
-        rows = (var_a.sqrt(), zero, low, (var_b - low**2).clamp_min(1e-12).sqrt())
-    else:
-        correlation = torch.tanh(raw[..., 2]) * 0.999
-        rows = (first, zero, correlation * second, (1 - correlation**2).sqrt() * second)
-    return torch.stack(rows, dim=-1).unflatten(-1, (2, 2))
+        return var_a.sqrt(), low, (var_b - low**2).clamp_min(1e-12).sqrt()
+    correlation = torch.tanh(raw[..., 2]) * 0.999
+    return first, correlation * second, (1 - correlation**2).sqrt() * second
 
 
-def clamped_factor(raw: Tensor, spread: float) -> Tensor:
+def clamped_entries(raw: Tensor, spread: float) -> tuple[Tensor, Tensor, Tensor]:
     """The supplement's: |sigma_tp| <= sigma_t sigma_p, by a clamp.
 
     Deviations are the released code's: exp(raw / 2), shifted to `spread` at zero, at least .05.
@@ -134,8 +137,7 @@ def clamped_factor(raw: Tensor, spread: float) -> Tensor:
     first, second = sigma.clamp_min(0.05).unbind(-1)
     bound = first * second - 1e-6
     low = torch.clamp(raw[..., 2], -bound, bound) / first
-    rows = (first, torch.zeros_like(first), low, (second**2 - low**2).clamp_min(1e-12).sqrt())
-    return torch.stack(rows, dim=-1).unflatten(-1, (2, 2))
+    return first, low, (second**2 - low**2).clamp_min(1e-12).sqrt()
 
 
 class MixtureHead(nn.Module):
@@ -145,11 +147,21 @@ class MixtureHead(nn.Module):
         super().__init__()
         self.config = config
         self.mean_size = 2 if config.domain == "sensor" else 3
+        self.spread = config.spread or INITIAL_SPREAD[config.domain]
         hidden = config.xi_hidden or config.width
         self.xi = mlp(config.width, hidden, self.mean_size + 4, norm=config.mlp_norm)
 
     def forward(self, features: Tensor) -> Mixture:
         """features (B, K, D) -> Mixture of K components."""
+        mean, spread, weight = self.raw(features)
+        factor = cholesky_factor(spread, self.config.covariance, self.spread)
+        if self.config.domain != "sensor":  # there they say how many returns to expect
+            weight = weight.log_softmax(-1)
+        return Mixture(mean, factor, weight, self.config.sample_limit)
+
+    def raw(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """features (B, K, D) -> means (B, K, 2 or 3), what the factors are made of (B, K, 3), and
+        ln of the weights (B, K), which are not normalised."""
         raw = self.xi(features).float()  # half precision has no angles near the poles
         mean, spread, weight = raw.split((self.mean_size, 3, 1), dim=-1)
         if self.config.domain == "sensor":
@@ -158,10 +170,4 @@ class MixtureHead(nn.Module):
             mean = F.normalize(mean, dim=-1, eps=1e-6)
         if not self.config.learned_weights:
             weight = torch.zeros_like(weight)
-        factor = cholesky_factor(
-            spread, self.config.covariance, self.config.spread or INITIAL_SPREAD[self.config.domain]
-        )
-        weight = weight[..., 0]
-        if self.config.domain != "sensor":  # there they say how many returns to expect
-            weight = weight.log_softmax(-1)
-        return Mixture(mean, factor, weight, self.config.sample_limit)
+        return mean, spread, weight[..., 0]

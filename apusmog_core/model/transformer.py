@@ -67,6 +67,12 @@ class Attention(nn.Module):
         return self.out(F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(-2))
 
 
+def scaled(layer: nn.Linear, x: Tensor, scale: float) -> Tensor:
+    """scale * layer(x), in one operation."""
+    flat = torch.addmm(layer.bias, x.flatten(0, -2), layer.weight.T, beta=scale, alpha=scale)
+    return flat.view(*x.shape[:-1], -1)
+
+
 class LocalAttention(nn.Module):
     """Attention of the queries (B, K, s, D) of each anchor over the tokens of its neighbours.
 
@@ -81,7 +87,7 @@ class LocalAttention(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         """x (B, K, s, D), tokens (B, K, k, D) -> (B, K, s, D)."""
-        weights = ((self.query(x) * self.scale) @ tokens.mT).softmax(-1)
+        weights = (scaled(self.query, x, self.scale) @ tokens.mT).softmax(-1)
         return self.out(weights @ tokens)
 
 
@@ -182,5 +188,5 @@ class PointingHead(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, K, s, D), tokens (B, K, k, D), prior (B, K, s, k) -> weights, raw offset."""
-        weights = ((self.query(x) * self.scale) @ tokens.mT + prior).softmax(-1)
+        weights = (scaled(self.query, x, self.scale) @ tokens.mT + prior).softmax(-1)
         return weights, self.offset(x)

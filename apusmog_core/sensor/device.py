@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..compute import autocast, free_memory
+from ..compute import free_memory, in_precision
 from ..dense import Dense
 from .lattice import LATTICE, lattice_levels
 from .network import RayNetwork
@@ -59,7 +59,8 @@ class DeviceRays:
 
     def __init__(self, network: RayNetwork, device: torch.device, dtype: torch.dtype):
         self.config = network.config
-        self.network, self.device, self.dtype = network.to(device), device, dtype
+        self.network = in_precision(network.to(device), dtype)
+        self.device, self.dtype = device, dtype
 
     def grow(
         self,
@@ -73,14 +74,13 @@ class DeviceRays:
         grid = find_grid(scan)
         rows, sizes = objects_in_order(scan.instance)
         ratios = new / sizes + keep_measured
-        # a denser sensor for the whole scan is known in advance; else see how far apart rings are
-        levels = lattice_levels(ratios, sizes) if spread == "rings" else None
+        levels = lattice_levels(ratios, sizes, spread, grid.step, grid.spacing(rows))
         edges, parts = np.concatenate(([0], np.cumsum(sizes))), []
         for part in parts_that_fit(sizes, self._room(float(ratios.max()))):
             mine = (rows[edges[part.start] : edges[part.stop]], sizes[part])
-            lattice = (new[part], ratios[part], None if levels is None else levels[part])
+            lattice = (new[part], levels[part], keep_measured)
             with torch.inference_mode():
-                made = self._cast(scan, grid, *mine, *lattice, keep_measured, seed)
+                made = self._cast(scan, grid, *mine, *lattice, seed)
             parts.append(received(scan, made.cpu().numpy(), part, new[part]))
         return Dense.concatenate(parts)
 
@@ -92,37 +92,32 @@ class DeviceRays:
         return max(1, int(SHARE_OF_FREE * free / (4 * (look + 2 * (1 + ratio) * ray))))
 
     def _cast(
-        self, scan: ObjectScan, grid: Grid, rows, sizes, new, ratios, levels, keep_measured, seed
+        self, scan: ObjectScan, grid: Grid, rows, sizes, new, levels, keep_measured, seed
     ) -> Tensor:
         """Ask the rays of a denser sensor and keep the best, new[i] of object i: (m, 5)."""
         border = grid.lasers.number[rows, None] == (len(grid.lasers.elevation) - 1, 0)
         objects = scan.instance[rows[np.cumsum(sizes) - 1]]
-        options = (sizes, border, new, objects, keep_measured)
-        packed, lattice = pack_scan(scan, grid, rows, sizes, seed), {}
-        if levels is not None:
-            lattice, down_rows = pack_lattice(levels, *options)
-        sent = send(packed | lattice, self.device)
+        lattice, down_rows = pack_lattice(levels, sizes, border, new, objects, keep_measured)
+        sent = send(pack_scan(scan, grid, rows, sizes, seed) | lattice, self.device)
         view = DeviceGraph(sent, grid)
-        if levels is None:
-            steps = view.mean_steps(sizes).cpu().numpy()
-            levels = lattice_levels(ratios, sizes, grid.step, steps)
-            lattice, down_rows = pack_lattice(levels, *options)
-            sent |= send(lattice, self.device)
         anchors, slots = view.rows(down_rows)  # (R,), (R, S, 9)
         table = view.table()
         own = table[anchors]
         rays = rays_of(own, slots)  # (R, S, 2)
-        with autocast(self.device, self.dtype):
-            encoded = self.network.encode(*view.inputs(), len(sizes))
-            out = self.network.decode(encoded, rays, anchors)
-        sure = confidence(out.log_intensity, out.log_scale, own, slots)
-        best = best_of_each(sent, own, slots, sure, int(new.sum()))
-        place = own[:, PLACE, None].expand_as(sure)
-        ends = (rays[..., 0], slots[..., ABOVE], slots[..., BELOW], out.depth.float(), sure, place)
-        across, above, below, depth, sure, place = torch.stack(ends).flatten(1)[:, best]  # (m,)
+        encoded = self.network.encode(*view.inputs(), len(sizes))
+        out = self.network.decode(encoded, rays, anchors)
+        chance = ray_chances(out.log_intensity, out.log_scale, own, slots)
+        best = best_of_each(sent, own, slots, chance, int(new.sum()))
+        place = own[:, PLACE, None].expand_as(chance)
+        steps = (rays[..., 0], slots[..., ABOVE], slots[..., BELOW])
+        ends = (*steps, out.depth.float(), chance, place)
+        across, above, below, depth, chance, place = torch.stack(ends).flatten(1)[:, best]  # (m,)
         anchors = place.long()
-        made = points_of(table[anchors], across, above, below, depth, grid.step)
+        own = table[anchors]
+        made = points_of(own, across, above, below, depth, grid.step)
         source = nearest_measured(sent["measured"][view.neighbours[anchors]], made)
+        # as `lattice.confidence`, whose odds are inverse to the metres between rings
+        sure = torch.sigmoid(torch.logit(chance) - own[:, METRES] + math.log(LATTICE.odds))
         return torch.cat((made, sure[:, None], source), dim=1)
 
 
@@ -186,28 +181,23 @@ class DeviceGraph:
         self.steps = torch.where(share.clamp(0.3, 3.0) == share, rise, spacing)
         self.aside, self.lowest = partner[:, 0, AZIMUTH], alone[:, 1]
 
-    def mean_steps(self, sizes: np.ndarray) -> Tensor:
-        """Radians between rings (o,), in the mean over each object."""
-        total = self.steps.new_zeros(len(sizes)).index_add(0, self.sent["cloud"], self.steps[:, 0])
-        return total / torch.bincount(self.sent["cloud"], minlength=len(sizes))
-
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Offsets (a, k, 4), neighbours (a, k), context (a, C) and cloud (a,) for the network."""
         sent = self.sent
         mine = self.mine[:, NEAR] * sent["others"]
         offsets = self.away[:, NEAR] * mine[..., None]
         self.neighbours = torch.lerp(self.own[:, PLACE, None], self.place[:, NEAR], mine).long()
-        about = (self._steps(), sent["about"], self._ground(), self._window())
+        about = (*self._steps(), sent["about"], self._ground(), self._window())
         return offsets, self.neighbours, torch.cat(about, dim=1), sent["cloud"]
 
-    def _steps(self) -> Tensor:
-        """ln of metres between rings, of ring steps in columns, and of steps up to down: (a, 3)."""
-        up, down = self.logs.unbind(1)
-        return torch.stack((self.metres, up - (math.log(self.grid.step) + 1), up - down), dim=1)
+    def _steps(self) -> tuple[Tensor, Tensor, Tensor]:
+        """ln of metres between rings, ring steps in columns, steps up to down: each (a, 1)."""
+        up, down = self.logs.split(1, dim=1)
+        return self.metres[:, None], up - (math.log(self.grid.step) + 1), up - down
 
     def _ground(self) -> Tensor:
         """Rings down to the ground (a, 1)."""
-        return (self.own[:, HEIGHT, None] / self.metres[:, None].exp()).clamp(max=8.0)
+        return (self.own[:, HEIGHT, None] / self.steps[:, :1]).clamp(max=8.0)
 
     def _window(self) -> Tensor:
         """At each place (a, 3 w): 1 for a return (-1 outside), 1 for its own object (-1 for
@@ -240,35 +230,33 @@ def rays_of(own: Tensor, slots: Tensor) -> Tensor:
     return torch.stack((across, slots[..., RISE]), dim=-1)
 
 
-def confidence(log_intensity: Tensor, log_scale: Tensor, own: Tensor, slots: Tensor) -> Tensor:
-    """How likely rays (R, S) meet the object within the tolerance: see `lattice.ray_confidence`.
+def ray_chances(log_intensity: Tensor, log_scale: Tensor, own: Tensor, slots: Tensor) -> Tensor:
+    """How likely rays (R, S) meet the object within the tolerance: see `lattice.ray_chance`.
 
-    odds c / (1 + (odds - 1) c), where c = (1 - e^-u) (1 - e^-v), u the intensity, v the tolerance
-    in expected errors.
+    (1 - e^-u) (1 - e^-v), u the intensity, v the tolerance in expected errors.
     """
     right = math.log(LATTICE.tolerance) - own[:, METRES, None] - log_scale
     missed = torch.stack((log_intensity.float(), right)).exp().neg().expm1()
-    along = missed[0] * missed[1]
-    return slots[..., FACTOR] * along / torch.rsub(along, 1.0, alpha=1 - LATTICE.odds)
+    return slots[..., FACTOR] * missed[0] * missed[1]
 
 
 def best_of_each(
-    sent: dict[str, Tensor], own: Tensor, slots: Tensor, sure: Tensor, count: int
+    sent: dict[str, Tensor], own: Tensor, slots: Tensor, chance: Tensor, count: int
 ) -> Tensor:
     """The rays that stay (m,), as places in (R * S,): see `lattice.best_of_each`.
 
-    One sort: by object, then likely before unlikely, tiers, and how sure; or evenly in the last
+    One sort: by object, then likely before unlikely, tiers, and how chance; or evenly in the last
     tier. Keys of object o lie in [8 o - 5, 8 o + 2].
     """
     even = (own[:, SHARE, None] + slots[..., SPREAD]).frac()
     key = own[:, OWNER, None].double() + slots[..., ORDER]
     # of weights that training has broken, too, each object gets its count
-    key = key - torch.lerp(sure, even, slots[..., TIER]).nan_to_num(0.0)
-    key = torch.add(key, sure >= LATTICE.likely, alpha=-4)
+    key = key - torch.lerp(chance, even, slots[..., TIER]).nan_to_num(0.0)
+    key = torch.add(key, chance >= LATTICE.likely, alpha=-4)
     ordered, order = key.flatten().sort(stable=True)
     first = torch.searchsorted(ordered, sent["first"].double()) - sent["begin"]  # (o,)
     each = torch.repeat_interleave(first, sent["new"], output_size=count)
-    return order[each + torch.arange(count, device=sure.device)]
+    return order[each + torch.arange(count, device=chance.device)]
 
 
 def points_of(own: Tensor, across, above, below, depth, column: float) -> Tensor:

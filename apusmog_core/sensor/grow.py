@@ -48,9 +48,8 @@ class RayUpsampler:
     ) -> Dense:
         """new[i] points of object i + 1, one object after the other; all objects have points."""
         graph = look_around(scan)
-        steps = mean_steps(graph) if spread == "even" else None
         ratios = new / graph.sizes + keep_measured
-        levels = lattice_levels(ratios, graph.sizes, graph.column, steps)
+        levels = lattice_levels(ratios, graph.sizes, spread, graph.column, graph.spacing)
 
         def cast(part: slice) -> Dense:
             some, options = part_of(graph, part), (keep_measured, seed)
@@ -96,9 +95,3 @@ class RayUpsampler:
         points = ray_points(graph, anchors, rays[best], depth[best])
         sure = confidence(chance[best], metres[anchors]).astype(np.float32, copy=False)
         return Dense.new(points, sure, nearest_measured(scan, graph, anchors, points))
-
-
-def mean_steps(graph: ObjectGraph) -> np.ndarray:
-    """Radians between rings (objects,), in the mean over each object."""
-    cloud = np.repeat(np.arange(len(graph.sizes)), graph.sizes)
-    return np.bincount(cloud, graph.steps[:, 0]) / graph.sizes

@@ -47,17 +47,19 @@ def lattice_shape(step_azimuth, step_elevation, ratio):
 
 
 def lattice_levels(
-    ratios: np.ndarray, sizes: np.ndarray, column: float = 0.0, steps: np.ndarray | None = None
+    ratios: np.ndarray, sizes: np.ndarray, spread: str, column: float, spacing: np.ndarray
 ) -> np.ndarray:
     """How many times denser in columns and rings (objects, 2) the lattice of each object is.
 
-    One denser sensor for the whole scan; or, where the mean steps between the rings of each object
-    are given, as dense across as along.
+    `rings`: one denser sensor for the whole scan; `even`: as dense across as along. column and
+    spacing (points, 2) are radians between columns, and to the rings above and below each point.
     """
-    if steps is None:
+    if spread == "rings":
         rings = max(2, round(float(ratios @ sizes / sizes.sum())))
         columns = np.maximum(1, np.ceil(ratios / rings - 1e-9))
         return np.stack((columns, np.full(len(ratios), rings)), axis=1).astype(np.int64)
+    cloud = np.repeat(np.arange(len(sizes)), sizes)
+    steps = np.bincount(cloud, spacing[:, 0]) / sizes  # in the mean over each object
     pairs = zip(steps, ratios, strict=True)
     return np.array([lattice_shape(column, s, r) for s, r in pairs])
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..model.attention import PointTransformerLayer, gather, mlp
-from ..model.smog import MixtureHead
+from ..model.smog import MixtureHead, factor_entries
 from ..model.transformer import DecoderLayer, FourierCode, PointingHead, Tokens
 from .view import CONTEXT
 
@@ -93,9 +93,10 @@ class RayNetwork(nn.Module):
 
         Weights are not normalised: their sum is how many returns the object should have.
         """
-        mixture = self.mixture_head(features)
-        factor, weight = mixture.cholesky.flatten(2), mixture.log_weight[..., None]
-        return torch.cat((mixture.mean, factor[..., :1], factor[..., 2:], weight), dim=-1)
+        head = self.mixture_head
+        mean, spread, weight = head.raw(features)
+        entries = factor_entries(spread, self.config.covariance, head.spread)
+        return torch.cat((mean, *(t[..., None] for t in (*entries, weight))), dim=-1)
 
     def decode(self, encoded: EncodedRays, rays: Tensor, anchors: Tensor) -> RayAnswers:
         """rays (A, s, 2) in steps from their anchors (A,)."""
@@ -129,7 +130,7 @@ class RayNetwork(nn.Module):
         peak[:, 1:].masked_fill_(near[:, 1:] == near[:, :1], -math.inf)
         u = across / first[:, None]
         v = torch.addcmul(up, low[:, None], u, value=-1) / second[:, None]
-        density = torch.add(peak[:, None], torch.addcmul(u * u, v, v), alpha=-0.5)
+        density = peak[:, None].addcmul(u, u, value=-0.5).addcmul(v, v, value=-0.5)
         return torch.logsumexp(density, dim=-1)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .lasers import ring_spacing
 from .lattice import GOLDEN, LATTICE, Slots, lattice_slots
 from .view import (
     COLUMNS_AROUND,
@@ -69,9 +68,8 @@ def pack_scan(
     height = np.where(known, height, 0.0)
     objects[~known, :2] = 0
     about = (depth - 3, known, np.full(len(rows), scan.whole), height.clip(-1, 6), *objects.T)
-    spacing = ring_spacing(grid.lasers, number, np.exp(-depth))
     share = ((seed + rows) * GOLDEN) % 1  # of 1, spread evenly
-    own = (height, 8.0 * scan.instance[rows], share)
+    own = (height * np.exp(-depth), 8.0 * scan.instance[rows], share)  # radians above the ground
     return {
         "image": image,  # (rings, columns) of rows of `returns`
         "cell": (number + RINGS_AROUND) * width + grid.column[rows] + COLUMNS_AROUND,  # (a,)
@@ -80,7 +78,7 @@ def pack_scan(
         "returns": returns,  # (N, 9)
         "own": np.concatenate((returns[rows + 2], np.stack(own, axis=1)), axis=1),  # (a, 12)
         "others": (NEIGHBOURS != 0).any(axis=1).astype(np.float32),  # all but the point itself
-        "spacing": spacing * (1, -1),  # (a, 2) radians up and down
+        "spacing": grid.spacing(rows) * (1, -1),  # (a, 2) radians up and down
         "about": np.stack(about, axis=1),  # (a, 10) of the context's scalars
         "measured": np.column_stack((scan.points[rows], rows)).astype(np.float32),  # (a, 4)
     }
@@ -139,7 +137,7 @@ def pack_lattice(
     `first` (o,) the numbers of the objects.
     `blocks` (kinds, S, 9) are the kinds of rows there are. Slots: where a ray goes in columns, how
     much of the way aside to the partner, in rings, in rings up, in rings down, place in the order
-    of the choice, tier, factor of the confidence, a share of 1 that spreads evenly.
+    of the choice, tier, factor of the chance, a share of 1 that spreads evenly.
     """
     kinds, level = np.unique(levels, axis=0, return_inverse=True)
     up, down = zip(*(_slots(*kind, keep_measured) for kind in kinds.tolist()), strict=True)
@@ -187,7 +185,7 @@ def _slots(across: int, rings: int, keep_measured: bool) -> tuple[Slots, Slots]:
 def _blocks(x, aside, way, slots: int, rows: int, unseen: float) -> list[np.ndarray]:
     """Rows of slots (rows, slots, 9), the last filled up with slots that hold no ray."""
     tier = x > 0
-    factor = LATTICE.odds * np.where(way != 0, unseen, 1.0)
+    factor = np.where(way != 0, unseen, 1.0)
     even = np.arange(len(x)) / len(x)
     up, down = np.maximum(way, 0), np.maximum(-way, 0)
     filled = np.stack((x, aside, way, up, down, 2.0 * tier, tier, factor, even), axis=1)

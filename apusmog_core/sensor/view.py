@@ -67,6 +67,7 @@ class ObjectGraph:
     offsets: np.ndarray  # (a, k, 3) to them: columns, rings, ln(range) in steps up
     context: np.ndarray  # (a, CONTEXT) what is around each point
     steps: np.ndarray  # (a, 2) radians to the ring above and to the ring below
+    spacing: np.ndarray  # (a, 2) the same, as the lasers are spaced
     aside: np.ndarray  # (a,) columns to the partner on the ring above, 0 where there is none
     ends: np.ndarray  # (a, 2) bool: no partner above, none below
     border: np.ndarray  # (a, 2) bool: on the sensor's highest ring, on its lowest
@@ -82,6 +83,10 @@ class Grid:
     column: np.ndarray  # (n,) 0..
     columns: int
     step: float  # radians of a column
+
+    def spacing(self, rows: np.ndarray) -> np.ndarray:
+        """Radians (a, 2) to the rings above and below points (a,), as the lasers are spaced."""
+        return ring_spacing(self.lasers, self.lasers.number[rows], np.exp(-self.polar[rows, 2]))
 
 
 def find_grid(scan: ObjectScan) -> Grid:
@@ -114,7 +119,7 @@ def look_around(scan: ObjectScan) -> ObjectGraph:
     if scan.height is not None:
         height[:] = scan.height[rows]
     where = (polar, lasers.number, column, scan.instance)
-    spacing = ring_spacing(lasers, lasers.number[rows], np.exp(-polar[rows, 2]))
+    spacing = grid.spacing(rows)
     found = _look(*where, images, rows, place, spacing)
     neighbours, offsets, context, steps, aside, ends = found
     objects = object_scalars(grid, rows, sizes, height)
@@ -122,7 +127,7 @@ def look_around(scan: ObjectScan) -> ObjectGraph:
     _scalars(context, polar, rows, cloud, height, objects, steps, grid.step, scan.whole)
     mine = lasers.number[rows]
     border = np.stack((mine == len(lasers.elevation) - 1, mine == 0), axis=1)
-    links = (neighbours, offsets, context, steps, aside, ends, border)
+    links = (neighbours, offsets, context, steps, spacing, aside, ends, border)
     return ObjectGraph(rows, sizes, polar[rows], *links, grid.step)
 
 
@@ -130,7 +135,7 @@ def part_of(graph: ObjectGraph, objects: slice) -> ObjectGraph:
     """The graph of some of the objects, one after the other."""
     edges = np.concatenate(([0], np.cumsum(graph.sizes)))
     rows = slice(edges[objects.start], edges[objects.stop])
-    names = ("rows", "polar", "offsets", "context", "steps", "aside", "ends", "border")
+    names = ("rows", "polar", "offsets", "context", "steps", "spacing", "aside", "ends", "border")
     return replace(
         graph,
         sizes=graph.sizes[objects],

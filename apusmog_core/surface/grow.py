@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..compute import autocast, free_memory
+from ..compute import free_memory, in_precision
 from ..dense import Dense
 from ..geometry import farthest, geodesic_patches, nearest, nearest_in_batch
 from ..model.network import ApuSmog
@@ -33,7 +33,8 @@ class SurfaceUpsampler:
         self, network: ApuSmog, device: torch.device, dtype: torch.dtype, denoise: bool = True
     ):
         self.config = network.config
-        self.network, self.device, self.dtype = network.to(device), device, dtype
+        self.network = in_precision(network.to(device), dtype)
+        self.device, self.dtype = device, dtype
         self.plain = self.config.choice == "farthest"
         self.denoise = denoise and not self.plain
 
@@ -101,14 +102,12 @@ class SurfaceUpsampler:
             count = per * len(range(points.shape[1])[self.network.anchors()])
         near = nearest_in_batch(points, self.config.neighbours)
         chunk = self._chunk(len(points) * count / points.shape[1])
-        with autocast(self.device, self.dtype):
-            encoded = self.network.encode(points, near, chunk=2 * chunk)
-            mixture = self.network.mixture(encoded)
-            counts = self.network.allot(mixture, count)
-            samples = self.network.sample(
-                mixture, self._noise(mixture, count, counts, seed), counts
-            )
-            return self.network.decode(encoded, samples, counts, chunk=chunk).fine.float()
+        encoded = self.network.encode(points, near, chunk=2 * chunk)
+        mixture = self.network.mixture(encoded)
+        counts = self.network.allot(mixture, count)
+        noise = self._noise(mixture, count, counts, seed)
+        samples = self.network.sample(mixture, noise, counts)
+        return self.network.decode(encoded, samples, counts, chunk=chunk).fine.float()
 
     def _chunk(self, outputs: float) -> int:
         """Anchors that are decoded at once, with so many outputs each; 0: all."""
