@@ -19,7 +19,7 @@ from apusmog_core.data.clouds import WRITERS
 from apusmog_core.data.meshes import MESH_WRITERS, write_mesh
 from apusmog_core.evaluation.tables import write_rows
 from apusmog_core.files import check_output, written_whole
-from apusmog_core.show.page import Frame, write_page
+from apusmog_core.show.page import Moment, write_page
 
 POINTS = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
 
@@ -46,7 +46,7 @@ FILES |= {
     for suffix in MESH_WRITERS
 }
 FILES |= {
-    "page.html": lambda path: write_page([Frame("a", POINTS)], path),
+    "page.html": lambda path: write_page([Moment("a", POINTS)], path),
     "weights.pt": lambda path: weights.store({"state": torch.zeros(5000)}, path),
     "rows.csv": lambda path: write_rows(path, [{"name": "a" * 2000}]),
     "rows.json": lambda path: write_rows(path, [{"name": "a" * 2000}]),
@@ -77,7 +77,7 @@ def test_a_bag_that_does_not_fit_on_the_disk_leaves_nothing(format, tmp_path):
 def test_a_stopped_command_leaves_nothing_behind(number, code, tmp_path):
     pytest.importorskip("open3d")
     command = [sys.executable, "-m", "apusmog_core", "simulate", str(tmp_path / "drive")]
-    process = subprocess.Popen([*command, "--frames", "100"], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, "--moments", "100"], stderr=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: list(tmp_path.glob(".partial-*/drive/truth/*.npz")), "the first scan")
         process.send_signal(number)

@@ -61,7 +61,7 @@ def test_the_wheel_holds_every_module_weight_and_ament_file(wheel):
     weights = [file.name for file in (ROOT / "apusmog_core/weights").iterdir() if file.is_file()]
     assert {f"apusmog_core/weights/{name}" for name in weights} <= set(names)
     assert any(f"-{apusmog_core.__version__}.dist-info" in name for name in names)
-    files = ("py.typed", "show/page.html", "samples.npz")
+    files = ("py.typed", "show/page.html", "sample_clouds.npz")
     assert {f"apusmog_core/{name}" for name in files} <= set(names)
     assert "apusmog_ros/fastdds.xml" in names
     shared = "\n".join(names)
