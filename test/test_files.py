@@ -77,7 +77,7 @@ def test_a_bag_that_does_not_fit_on_the_disk_leaves_nothing(format, tmp_path):
 def test_a_stopped_command_leaves_nothing_behind(number, code, tmp_path):
     pytest.importorskip("open3d")
     command = [sys.executable, "-m", "apusmog_core", "simulate", str(tmp_path / "drive")]
-    process = subprocess.Popen([*command, "--moments", "100"], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, "--frames", "100"], stderr=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: list(tmp_path.glob(".partial-*/drive/truth/*.npz")), "the first scan")
         process.send_signal(number)
