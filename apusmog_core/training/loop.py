@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training: one loop for surface patches and for rays, exact to resume, in one process or many."""
+"""Training: one loop for surface patches and for rays, exact to resume, in one process or many.
+
+What a step computes, both forward passes of it, is in `model/losses.py` and `sensor/losses.py`.
+"""
 
 from __future__ import annotations
 
