@@ -189,6 +189,15 @@ def test_samplings_in_the_cache_belong_to_the_mesh_they_were_made_of(tmp_path):
     assert sizes == pytest.approx([1.0, 2.0], rel=0.01)
 
 
+def test_probes_in_the_cache_belong_to_the_meshes_they_were_cast_at(tmp_path):
+    (tmp_path / "MANIFEST.tsv").write_text("name\tclass\na.obj\tcar\n")
+    (tmp_path / "a.obj").write_text("v 0 0 0")
+    before = probes._named(str(tmp_path))
+    assert probes._named(str(tmp_path)) == before != probes._named(None)
+    (tmp_path / "a.obj").write_text("v 0 0 1")
+    assert probes._named(str(tmp_path)) != before
+
+
 def test_a_checkpoint_of_another_preset_is_refused(config):
     train(replace(config, steps=1))
     other = replace(config, model=None, preset="shape")

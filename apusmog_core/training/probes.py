@@ -290,7 +290,11 @@ def prepare(count: int, seed: int, meshes: str | None, cache: str | Path) -> Pro
 
 
 def _named(meshes: str | None) -> str:
-    """A name for the meshes that objects come from: by their list, so that a change is noticed."""
+    """A name for the meshes that objects come from, by all that is in their folder."""
     if not meshes:
         return "built-in"
-    return hashlib.sha256((Path(meshes) / "MANIFEST.tsv").read_bytes()).hexdigest()[:8]
+    digest = hashlib.sha256()
+    for file in sorted(path for path in Path(meshes).rglob("*") if path.is_file()):
+        digest.update(f"{file.relative_to(meshes)} {file.stat().st_size} ".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:8]
