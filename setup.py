@@ -40,7 +40,7 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["apusmog_core*", "apusmog_ros*"]),
     package_data={
-        "apusmog_core": ["py.typed", "samples.npz"],
+        "apusmog_core": ["py.typed", "sample_clouds.npz"],
         "apusmog_core.show": ["page.html"],
         "apusmog_core.weights": ["*"],
         "apusmog_ros": ["*.xml"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting, as frozen dataclasses: YAML, ROS parameters and command line are views of it."""
+"""Every setting, as frozen dataclasses: YAML, ROS parameters and command line follow."""
 
 from __future__ import annotations
 

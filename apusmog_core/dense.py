@@ -50,3 +50,13 @@ class Dense:
         edges = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
         runs = [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
         return [Dense(*(getattr(self, field.name)[run] for field in fields(self))) for run in runs]
+
+
+def check_ratio(ratio: float) -> float:
+    """The ratio, or a ValueError where it is not a number above zero."""
+    try:
+        if np.isfinite(ratio) and ratio > 0:
+            return float(ratio)
+    except TypeError:  # not a number at all
+        pass
+    raise ValueError(f"ratio: {ratio!r} is not a number above zero")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and folders that are written whole or not at all."""
+"""Files and folders that are written whole or not at all; what writes clouds is in `data/`."""
 
 from __future__ import annotations
 

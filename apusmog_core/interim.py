@@ -15,9 +15,9 @@ from .config import ClusterConfig, PipelineConfig
 from .dense import Dense
 from .pipeline import DenseScan, Segments
 from .segment.ground import grid_ground
+from .segment.join import FARTHEST_JOIN, SLANT
 from .segment.mounting import Mounting, MountingEstimate
 from .segment.rings import find_rings
-from .segment.view import FARTHEST_JOIN, SLANT
 
 TURN = 8.0  # more than the azimuths of a ring span: rings one after the other
 ASIDE = 0.01  # radians of azimuth between neighbours on two rings

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .config import PipelineConfig
-from .dense import Dense
+from .dense import Dense, check_ratio
 from .segment import Mounting, Segmenter, rows_by_label, timed
 from .sensor.calibrate import Calibration
 from .sensor.neighbours import find_returns
@@ -162,7 +162,7 @@ class ScanPipeline:
 
     def densify(self, segments: Segments, ratio: float | None = None) -> DenseScan:
         """The instances, upsampled: round(ratio * n) points over all that the budgets allow."""
-        ratio = self.config.ratio if ratio is None else _checked(ratio)
+        ratio = self.config.ratio if ratio is None else check_ratio(ratio)
         timings = dict(segments.timings)
         rows = segments.instances()
         sizes = np.array([len(mine) for mine in rows], np.int64)
@@ -316,12 +316,6 @@ def _returns(points: np.ndarray, intensity: np.ndarray | None, ring: np.ndarray 
         not_finite=not_finite,
         no_return=no_return,
     )
-
-
-def _checked(ratio: float) -> float:
-    if not (np.isfinite(ratio) and ratio > 0):
-        raise ValueError(f"ratio: {ratio} is not a number above zero")
-    return float(ratio)
 
 
 def _load(config: PipelineConfig):

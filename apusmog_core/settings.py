@@ -35,7 +35,7 @@ def override(attribute: str) -> Any:
     return field(default=None, metadata={"overrides": attribute})
 
 
-# --- views: validation, dotted names, YAML -------------------------------------------------------
+# --- validation, dotted names, YAML --------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .compute import check_memory, parse_device, parse_precision
-from .dense import Dense
+from .dense import Dense, check_ratio
 from .geometry import farthest
 from .model.network import ApuSmog
 from .pace import milliseconds, typical
@@ -158,8 +158,8 @@ class Upsampler:
 
         Measured points come first. What surrounds an object helps, where the network sees it.
         """
+        check_memory(sum(map(int, counts)), BYTES_PER_POINT[self.config.domain])
         counts = np.asarray(counts, np.int64)
-        check_memory(int(counts.sum()), BYTES_PER_POINT[self.config.domain])
         rows = rows_by_label(scan.instance)[1:]
         sizes = np.array([len(mine) for mine in rows], np.int64)
         grows = counts > sizes if keep_measured else counts >= sizes
@@ -267,13 +267,6 @@ def check_reach(cloud: np.ndarray, origin: Sequence[float]) -> None:
             f"origin: {nearest:.3g} m away from a cloud of {size:.3g} m, which no sensor sees: "
             "give the sensor's place in the coordinates of the cloud"
         )
-
-
-def check_ratio(ratio: float) -> float:
-    ratio = float(ratio)
-    if not np.isfinite(ratio) or ratio <= 0:
-        raise ValueError(f"ratio: {ratio} is not a number above zero")
-    return ratio
 
 
 def _as_stored(result: np.ndarray, cloud: np.ndarray) -> np.ndarray:

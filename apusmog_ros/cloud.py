@@ -79,13 +79,13 @@ def extend(
     source: Cloud,
     rows: np.ndarray,
     points: np.ndarray,
-    frame: np.ndarray | None = None,
+    transform: np.ndarray | None = None,
     **values: np.ndarray,
 ) -> PointCloud2:
     """Points `rows` (m,) of a cloud with all their fields, and APPENDED ones with their `values`.
 
     points (m, 3) replace x, y and z where `generated` is set; measured ones stay bit by bit, but
-    for a `frame` (4, 4) that everything is moved by.
+    for a `transform` (4, 4) that everything is moved by.
     """
     order = ">" if source.is_bigendian else "<"
     step = source.records.dtype.itemsize
@@ -106,19 +106,19 @@ def extend(
     for name in APPENDED.names:
         extra[name] = values[name]
     out = np.ndarray((1, *place), source.records.dtype, data, 0, (0, msg.point_step))
-    _place(out, points, values["generated"].astype(bool), frame)
+    _place(out, points, values["generated"].astype(bool), transform)
     return msg
 
 
-def _place(out: np.ndarray, points: np.ndarray, generated: np.ndarray, frame) -> None:
+def _place(out: np.ndarray, points: np.ndarray, generated: np.ndarray, transform) -> None:
     """Write coordinates into records (1, m): those of generated points, and of all if moved."""
     axes = [column(out, axis) for axis in "xyz"]  # views
-    if frame is None:
+    if transform is None:
         for at, axis in enumerate(axes):
             axis[generated] = points[generated, at]
         return
     exact = np.where(generated[:, None], points, np.stack(axes, axis=1).astype(np.float64))
-    moved = exact @ frame[:3, :3].T + frame[:3, 3]
+    moved = exact @ transform[:3, :3].T + transform[:3, 3]
     for at, axis in enumerate(axes):
         axis[:] = moved[:, at]
 

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from apusmog_core.cli.progress import waiting
 from apusmog_core.data import open_scans
-from apusmog_core.show.page import DrawnObjects, Frame, renumbered, write_page
+from apusmog_core.show.page import DrawnObjects, Moment, renumbered, write_page
 from apusmog_core.show.picture import picture
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 RATIOS = (4.0, 6.5)  # before and after the change
 SPEED = 0.5  # of the recording: two CPU cores keep up, and dropped scans are holes in the page
-FRAMES = 10  # of the simulated street
+SCANS = 10  # of the simulated street
 LONGEST = 20  # scans of a bag that are played, so that the demo of a long one ends
-PAGE_FRAMES = 5  # scans in the page, which stays below 15 MB
+PAGE_SCANS = 5  # scans in the page, which stays below 15 MB
 NAMESPACE = "/demo"
 LIBRARIES = "libusb-1.0-0 libgl1 libegl1 libx11-6 libgomp1"
 
@@ -72,7 +72,7 @@ def demo(
 
 def simulated_street(folder: Path) -> Path:
     """Ten HDL-64E scans of a street, kept for the next time."""
-    if len(list(folder.glob("velodyne_points/data/*.bin"))) == FRAMES:
+    if len(list(folder.glob("velodyne_points/data/*.bin"))) == SCANS:
         return folder
     try:
         import open3d  # noqa: F401  the ray caster, which needs system libraries
@@ -84,7 +84,7 @@ def simulated_street(folder: Path) -> Path:
     from apusmog_core.simulate.street import drive, write_kitti
 
     shutil.rmtree(folder, ignore_errors=True)  # of a version with other streets
-    write_kitti(tqdm(drive(FRAMES), "simulating a street", FRAMES, unit="scan"), folder)
+    write_kitti(tqdm(drive(SCANS), "simulating a street", SCANS, unit="scan"), folder)
     return folder
 
 
@@ -237,17 +237,17 @@ def show(story: Story, source: Path, out: Path) -> None:
     """Write the picture and the page."""
     both = [number for number, dense in story.dense.items() if len(dense) == len(RATIOS)]
     numbers = sorted(both or story.dense)  # a slow machine may have dropped all but some
-    chosen = np.linspace(0, len(numbers) - 1, min(len(numbers), PAGE_FRAMES)).round().astype(int)
-    frames = [
-        Frame(f"scan {numbers[i]}", story.scans[numbers[i]], story.dense[numbers[i]])
+    chosen = np.linspace(0, len(numbers) - 1, min(len(numbers), PAGE_SCANS)).round().astype(int)
+    moments = [
+        Moment(f"scan {numbers[i]}", story.scans[numbers[i]], story.dense[numbers[i]])
         for i in chosen
     ]
-    first, ratio = frames[0], max(frames[0].dense)
+    first, ratio = moments[0], max(moments[0].dense)
     names = true_names(source, numbers[chosen[0]], first.scan, first.dense[ratio])
     title = f"demo: {source.resolve().name}"
     written = [
         picture(first.scan, first.dense[ratio], out / "before_after.png", ratio, names),
-        write_page(frames, out / "view.html", title, scan_points=100_000 * len(frames)),
+        write_page(moments, out / "view.html", title, scan_points=100_000 * len(moments)),
         out / "dense",
     ]
     about = ("the picture", "the 3-D page: open it in a browser", "the dense clouds, a rosbag2")

@@ -27,7 +27,7 @@ class Statistics:
         self._counts: Counter[str] = Counter()
         # name: (time, number) of the last seconds
         self._recent: dict[str, deque[tuple[float, float]]] = defaultdict(deque)
-        self._samples: dict[str, deque[tuple[float, float]]] = defaultdict(deque)
+        self._times: dict[str, deque[tuple[float, float]]] = defaultdict(deque)
         self._values: dict[str, str] = {}
         self._started = self._heard_at = time.monotonic()
 
@@ -39,11 +39,11 @@ class Statistics:
             if name == "received":
                 self._heard_at = time.monotonic()
 
-    def sample(self, **values: float) -> None:
+    def note_times(self, **values: float) -> None:
         """Remember times in milliseconds, for the percentiles."""
         with self._lock:
             for name, value in values.items():
-                _add(self._samples[name], value)
+                _add(self._times[name], value)
 
     def tell(self, values: dict[str, object]) -> None:
         """Set lines of the report that are not statistics."""
@@ -57,7 +57,7 @@ class Statistics:
     def percentile(self, name: str, q: float) -> float:
         """Of the last seconds; nan where there was nothing."""
         with self._lock:
-            values = _numbers(self._samples[name])
+            values = _numbers(self._times[name])
         return float(np.percentile(values, q)) if values else np.nan
 
     def status(
@@ -68,15 +68,15 @@ class Statistics:
             now = time.monotonic()
             seconds, silence = min(now - self._started, WINDOW), now - self._heard_at
             recent = Counter({n: int(sum(_numbers(d))) for n, d in self._recent.items()})
-            samples = {n: values for n, d in self._samples.items() if (values := _numbers(d))}
+            times = {n: values for n, d in self._times.items() if (values := _numbers(d))}
             counts, values = Counter(self._counts), dict(self._values)
         level, message = DiagnosticStatus.OK, "idle: nobody subscribes to an output"
         if state != "idle":
-            age = float(np.median(samples["age"])) if "age" in samples else np.nan
+            age = float(np.median(times["age"])) if "age" in times else np.nan
             level, message = _judge(limits, recent, age, silence, state)
         percentiles = {
             f"{stage} p{q} [ms]": f"{np.percentile(numbers, q):.1f}"
-            for stage, numbers in samples.items()
+            for stage, numbers in times.items()
             for q in (50, 99)
         }
         lines = {

@@ -33,6 +33,7 @@ class Networks:
         fail: Callable[[dict, Exception, dict | None], None],
     ):
         self._say, self._fail = say, fail
+        self._turn = threading.Lock()  # one loads at a time: a burst of changes is not to take all
         self._lock = threading.Lock()  # of all below
         self._config = config
         self._pipeline: ScanPipeline | InterimPipeline = InterimPipeline(config)
@@ -61,12 +62,17 @@ class Networks:
             self._use(self._pipeline)
 
     def _start(self, config: NodeConfig) -> None:
-        threading.Thread(target=self._load, args=(config,), daemon=True).start()
+        threading.Thread(target=self._load_in_turn, args=(config,), daemon=True).start()
 
     def _use(self, pipeline: ScanPipeline | InterimPipeline) -> None:
         """Run the network of a pipeline with the present settings; the caller holds the lock."""
         config = with_values(self._config, self._running or {})
         self._pipeline = pipeline.configured(config)
+
+    def _load_in_turn(self, config: NodeConfig) -> None:
+        with self._turn:
+            if self._loading == chosen(config):  # else the user has changed their mind
+                self._load(config)
 
     def _load(self, config: NodeConfig) -> None:
         wished = chosen(config)
@@ -79,7 +85,7 @@ class Networks:
         except Exception as error:
             with self._lock:
                 if self._loading != wished:
-                    return  # the user has changed their mind
+                    return
                 self._loading, running = None, self._running
             self._fail(wished, error, running)
             return

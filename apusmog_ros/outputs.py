@@ -49,27 +49,27 @@ class Points(NamedTuple):
 
 
 def message(
-    name: str, work: Work, header: Header, frame: np.ndarray | None
+    name: str, work: Work, header: Header, transform: np.ndarray | None
 ) -> PointCloud2 | MarkerArray:
-    """One output as a message with this header, moved by `frame` (4, 4)."""
+    """One output as a message with this header, moved by `transform` (4, 4)."""
     segments, config = work.segments, work.pipeline.config
     if name == "boxes":
         from apusmog_core.segment.boxes import oriented_boxes
 
         objects = segments.instance > 0
         boxes = oriented_boxes(segments.points[objects], segments.instance[objects])
-        return box_markers(header, boxes, np.eye(4) if frame is None else frame)
+        return box_markers(header, boxes, np.eye(4) if transform is None else transform)
     chosen = dict(dense=_dense, objects=_objects, scene=_scene)[name](work)
     if config.fields == "minimal":
         points = chosen.points
-        if frame is not None:
-            points = points @ frame[:3, :3].T + frame[:3, 3]
+        if transform is not None:
+            points = points @ transform[:3, :3].T + transform[:3, 3]
         intensity = np.nan_to_num(segments.intensity[chosen.rows], posinf=0.0, neginf=0.0)
         labels = dict(instance=chosen.instance, generated=chosen.generated)
         return cloud.write(header, points, intensity=intensity, **labels)
     rows, points, *values = chosen
     values = dict(zip(cloud.APPENDED.names, values, strict=True))
-    return cloud.extend(header, work.source, segments.rows[rows], points, frame, **values)
+    return cloud.extend(header, work.source, segments.rows[rows], points, transform, **values)
 
 
 def _measured(segments: Segments, rows: np.ndarray) -> Points:
@@ -127,14 +127,14 @@ def facts(work: Work) -> dict[str, object]:
 # --- boxes ---------------------------------------------------------------------------------------
 
 
-def box_markers(header: Header, boxes: Boxes, frame: np.ndarray) -> MarkerArray:
-    """A box and its id for each instance, moved by `frame` (4, 4); the ones before are deleted."""
+def box_markers(header: Header, boxes: Boxes, transform: np.ndarray) -> MarkerArray:
+    """A box and its id for each instance, moved by `transform` (4, 4); those before are deleted."""
     from scipy.spatial.transform import Rotation
 
     markers = [Marker(header=header, action=Marker.DELETEALL)]
-    centres = boxes.centre @ frame[:3, :3].T + frame[:3, 3]
-    tops = centres + frame[:3, 2] * (boxes.size[:, 2:] / 2 + TEXT_HEIGHT)
-    turns = Rotation.from_matrix(frame[:3, :3]) * Rotation.from_rotvec(
+    centres = boxes.centre @ transform[:3, :3].T + transform[:3, 3]
+    tops = centres + transform[:3, 2] * (boxes.size[:, 2:] / 2 + TEXT_HEIGHT)
+    turns = Rotation.from_matrix(transform[:3, :3]) * Rotation.from_rotvec(
         boxes.yaw[:, None] * [0.0, 0.0, 1.0]
     )
     quaternions = turns.as_quat()

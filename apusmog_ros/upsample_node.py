@@ -36,7 +36,7 @@ from .frames import Frames
 from .networks import Networks
 from .outputs import OUTPUTS, Work, facts, message
 from .running import run
-from .stages import Stages
+from .scan_queue import ScanQueue
 from .subscription import RELIABILITY, Input
 
 try:
@@ -60,7 +60,7 @@ class UpsampleNode(Node):
         self._frame_id = ""  # of the latest scan
         self._statistics = Statistics()
         warnings.showwarning = lambda message, *_, **__: self.get_logger().warning(str(message))
-        self._stages = Stages(
+        self._scan_queue = ScanQueue(
             self._guarded(self._densify), self._guarded(self._publish), SCANS_AT_ONCE
         )
         self._connect()
@@ -69,7 +69,7 @@ class UpsampleNode(Node):
 
     def close(self) -> bool:
         """Stop working; True when all threads have ended."""
-        return self._stages.close(SHUTDOWN)
+        return self._scan_queue.close(SHUTDOWN)
 
     def _say(self, text: str) -> None:
         if self.context.ok():  # else the node is being shut down
@@ -130,7 +130,7 @@ class UpsampleNode(Node):
             text = f"scans are in frame '{self._frame_id}'"
             # at most now and then: two drivers on one topic change it with every scan
             self.get_logger().info(log_line(text), throttle_duration_sec=5.0)
-        if self._stages.put(msg):
+        if self._scan_queue.put(msg):
             self._statistics.count("dropped")
 
     def _diagnose(self) -> None:
@@ -198,7 +198,7 @@ class UpsampleNode(Node):
             source = cloud.read(msg)
         except ValueError as error:
             return self._skip("rejected", str(error))
-        self._statistics.sample(read=_ms_since(started))
+        self._statistics.note_times(read=_ms_since(started))
         pipeline = self._networks.pipeline()
         segments = pipeline.segment(source.points, source.intensity, source.ring)
         dense = pipeline.densify(segments) if wanted & {"dense", "scene"} else None
@@ -207,21 +207,21 @@ class UpsampleNode(Node):
         return Work(msg.header, source, wanted, pipeline, segments, dense)
 
     def _publish(self, work: Work) -> None:
-        started, header, frame = time.perf_counter(), work.header, None
+        started, header, transform = time.perf_counter(), work.header, None
         config = work.pipeline.config
         if config.target_frame and config.target_frame != header.frame_id:
             try:  # now, and not before the work: the transform of a scan comes later than the scan
                 patience = config.transform_patience
-                frame = self._frames.lookup(config.target_frame, header, patience)
+                transform = self._frames.lookup(config.target_frame, header, patience)
             except ValueError as error:
                 return self._skip("untransformed", str(error))
             header = Header(stamp=header.stamp, frame_id=config.target_frame)
         for name in work.wanted:
-            self._outputs[name].publish(message(name, work, header, frame))
+            self._outputs[name].publish(message(name, work, header, transform))
         stamp = header.stamp  # may be anything, also negative, which rclpy's Time refuses
         age = self.get_clock().now().nanoseconds / 1e6 - (stamp.sec * 1e3 + stamp.nanosec / 1e6)
         times = work.dense.timings if work.dense else work.segments.timings
-        self._statistics.sample(**times, publish=_ms_since(started), age=age)
+        self._statistics.note_times(**times, publish=_ms_since(started), age=age)
         self._statistics.tell(facts(work))
         self._statistics.count("published")  # last: a report that counts a scan tells of it
 

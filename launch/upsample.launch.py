@@ -5,7 +5,13 @@ import re
 from pathlib import Path
 
 from ament_index_python.packages import PackageNotFoundError, get_package_prefix
-from launch.actions import DeclareLaunchArgument, LogInfo, OpaqueFunction, RegisterEventHandler
+from launch.actions import (
+    DeclareLaunchArgument,
+    LogInfo,
+    OpaqueFunction,
+    RegisterEventHandler,
+    Shutdown,
+)
 from launch.event_handlers import OnProcessIO
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
@@ -56,6 +62,8 @@ def _nodes(context) -> list:
     for name in ("config", "bag"):
         if given[name] and not Path(given[name]).exists():
             raise RuntimeError(f"{name}:={given[name]}: no such file or folder")
+    if given["config"] and Path(given["config"]).is_dir():  # launch would only warn
+        raise RuntimeError(f"config:={given['config']}: a folder; name a file")
     if not given["name"]:
         raise RuntimeError("name:= is empty: give the node a name, or leave the argument out")
     if rviz:
@@ -83,6 +91,7 @@ def _upsampler(given: dict, sim_time: bool, common: dict) -> Node:
         name=given["name"],
         parameters=[*([given["config"]] if given["config"] else []), changed],
         remappings=[("points", given["topic"])],
+        on_exit=Shutdown(reason="the upsampler has ended"),  # else a recording plays to nobody
     )
 
 
@@ -96,7 +105,13 @@ def _replay(given: dict, sim_time: bool, common: dict) -> Node:
         name="replay",
         parameters=[{**played, **stamps, "loop": _boolean(given["loop"])}],
         remappings=[("points", given["topic"])],
+        on_exit=_end_if_failed,
     )
+
+
+def _end_if_failed(event, context) -> list:
+    """A recording that cannot be played ends all; one that was played to its end does not."""
+    return [Shutdown(reason="the recording could not be played")] if event.returncode else []
 
 
 def _rviz(given: dict, sim_time: bool, common: dict, upsampler: Node) -> list:

@@ -10,7 +10,7 @@ from sensor_msgs.msg import PointCloud2
 from std_msgs.msg import Header
 from visualization_msgs.msg import MarkerArray
 
-from apusmog_core.samples import STORED, unpack
+from apusmog_core.sample_clouds import STORED, unpack
 from apusmog_ros import cloud
 from apusmog_ros.upsample_node import UpsampleNode
 

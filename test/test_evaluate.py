@@ -61,17 +61,17 @@ def test_held_rings_are_the_odd_ones_and_none_is_given(kitti_cases):
 
 @real_scans
 def test_roughness_tells_vegetation_from_surfaces_as_the_fixed_clusters_do(kitti_cases):
-    frame = np.load(DATA / "ring_holdout" / "0000000000.npz")
+    fixed = np.load(DATA / "ring_holdout" / "0000000000.npz")
     scan = DATA / "kitti_raw_0051/velodyne_points/data/0000000000.bin"
     points = np.fromfile(scan, np.float32).reshape(-1, 4)[:, :3]
-    for j, index in enumerate(np.split(frame["index"], frame["offset"][1:-1])):
-        found = rings.roughness(points[index], frame["ring"][index])
-        assert found == pytest.approx(frame["roughness"][j], abs=1e-4)
+    for j, index in enumerate(np.split(fixed["index"], fixed["offset"][1:-1])):
+        found = rings.roughness(points[index], fixed["ring"][index])
+        assert found == pytest.approx(fixed["roughness"][j], abs=1e-4)
 
 
 @real_scans
 def test_objects_are_found_in_scans_that_come_without_clusters():
-    cases = rings.found_cases(DATA / "kitti_raw_0051", frames=1)
+    cases = rings.found_cases(DATA / "kitti_raw_0051", most=1)
     scores = rings.score_rings(cases, rings.RING_BASELINES["range-interpolation"])
     assert scores["surface"]["clusters"] >= 15 and scores["vegetation"]["clusters"] >= 15
     # on other clusters of the same drive the score is much the same
@@ -92,7 +92,7 @@ def flat_case(stride: int) -> rings.RingCase:
     ring, y = (a.ravel() for a in np.meshgrid(np.arange(13), np.linspace(-1, 1, 21), indexing="ij"))
     points = np.stack((np.full(len(y), 10.0), y, 0.1 * ring), axis=1)
     kept, row = rings.keep_rings(points, ring, stride)
-    named = dict(surface=True, frame="wall", cluster=0)
+    named = dict(surface=True, scan_name="wall", cluster=0)
     return rings.hold_out(kept, row, points, ring, stride, **named)
 
 
@@ -111,7 +111,7 @@ def test_interpolation_between_every_nth_ring_of_a_wall_is_the_wall(stride):
 def test_scans_without_an_object_to_score_are_refused_with_advice():
     pytest.importorskip("open3d")
     with pytest.raises(ValueError, match="no object of 900000 points within 45 m.*--stride"):
-        rings.simulated_cases(frames=1, sensor="VLP-16", points=(900_000, 1_000_000))
+        rings.simulated_cases(count=1, sensor="VLP-16", points=(900_000, 1_000_000))
 
 
 def test_scans_without_rings_are_refused_by_name(tmp_path):
@@ -132,7 +132,7 @@ def test_midpoint_on_pugan_scores_as_published_within_two_percent():
 
 def test_simulated_objects_know_their_true_surface():
     pytest.importorskip("open3d")
-    cases = rings.simulated_cases(frames=1)
+    cases = rings.simulated_cases(count=1)
     assert len(cases) >= 10
     scores = rings.score_rings(cases, lambda case: case.full)["surface"]
     assert 0.003 < scores["surface_error"] < 0.02  # the sensor's 2 cm noise, across the surface

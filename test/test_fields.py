@@ -25,12 +25,14 @@ def pipeline():
     return ScanPipeline(NodeConfig(ratio=3.5))
 
 
-def answer(msg: PointCloud2, pipeline, frame=None) -> tuple[outputs.Work, dict[str, PointCloud2]]:
+def answer(
+    msg: PointCloud2, pipeline, transform=None
+) -> tuple[outputs.Work, dict[str, PointCloud2]]:
     source = cloud.read(msg)
     segments = pipeline.segment(source.points, source.intensity, source.ring)
     wanted = {"scene", "objects", "dense"}
     work = outputs.Work(msg.header, source, wanted, pipeline, segments, pipeline.densify(segments))
-    return work, {name: outputs.message(name, work, msg.header, frame) for name in wanted}
+    return work, {name: outputs.message(name, work, msg.header, transform) for name in wanted}
 
 
 @pytest.mark.parametrize("bigendian", [False, True])
@@ -126,10 +128,10 @@ def test_fields_of_ours_in_the_input_give_way_to_new_ones(pipeline):
 
 
 def test_a_frame_moves_measured_and_new_points_and_nothing_else(pipeline):
-    msg, frame = driver_cloud("float64"), np.eye(4)
-    frame[:3, :3], frame[:3, 3] = [[0, -1, 0], [1, 0, 0], [0, 0, 1]], (4.5e6, 0, 7)
+    msg, transform = driver_cloud("float64"), np.eye(4)
+    transform[:3, :3], transform[:3, 3] = [[0, -1, 0], [1, 0, 0], [0, 0, 1]], (4.5e6, 0, 7)
     _, plain = answer(msg, pipeline)
-    _, moved = answer(msg, pipeline, frame)
+    _, moved = answer(msg, pipeline, transform)
     before, after = (cloud.records(a["scene"]) for a in (plain, moved))
     np.testing.assert_allclose(after["x"], 4.5e6 - before["y"], atol=1e-6)  # float64 stays exact
     np.testing.assert_allclose(after["z"], 7 + before["z"], atol=1e-9)

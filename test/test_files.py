@@ -19,7 +19,7 @@ from apusmog_core.data.clouds import WRITERS
 from apusmog_core.data.meshes import MESH_WRITERS, write_mesh
 from apusmog_core.evaluation.tables import write_rows
 from apusmog_core.files import check_output, written_whole
-from apusmog_core.show.page import Frame, write_page
+from apusmog_core.show.page import Moment, write_page
 
 POINTS = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
 
@@ -46,7 +46,7 @@ FILES |= {
     for suffix in MESH_WRITERS
 }
 FILES |= {
-    "page.html": lambda path: write_page([Frame("a", POINTS)], path),
+    "page.html": lambda path: write_page([Moment("a", POINTS)], path),
     "weights.pt": lambda path: weights.store({"state": torch.zeros(5000)}, path),
     "rows.csv": lambda path: write_rows(path, [{"name": "a" * 2000}]),
     "rows.json": lambda path: write_rows(path, [{"name": "a" * 2000}]),

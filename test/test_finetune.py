@@ -9,7 +9,7 @@ from apusmog_core import cli, weights
 from apusmog_core.config import PRESETS
 from apusmog_core.segment import Found, Mounting
 from apusmog_core.training import finetune
-from apusmog_core.training.ray_samples import PROBES
+from apusmog_core.training.probes import PROBES
 
 STEP, GAP = np.radians(0.2), np.radians(0.8)  # of the sensor that sees the wall
 COLUMNS = np.arange(-60, 61)
@@ -36,9 +36,9 @@ def wall(hole: str = "") -> finetune.FullScan:
 def probed(scan: finetune.FullScan, stride: int = 2) -> tuple[np.ndarray, np.ndarray]:
     """Rings and columns (m, 2) that probes ask, as numbers, and whether they hit (m,)."""
     rng = np.random.default_rng(0)
-    samples = finetune.dropped_samples(scan, stride, 0, rng)
-    assert len(samples) == 1
-    probes, hit = samples[0].probes, samples[0].hit
+    objects = finetune.dropped_objects(scan, stride, 0, rng)
+    assert len(objects) == 1
+    probes, hit = objects[0].probes, objects[0].hit
     kept = np.flatnonzero((scan.rings.number % stride == 0) & (scan.found.instance == 1))
     assert probes.shape == (len(kept), PROBES, 3)
     ring = scan.rings.number[kept, None] + stride * probes[..., 1]

@@ -10,7 +10,7 @@ import torch
 from apusmog_core import cli, weights
 from apusmog_core.config import PipelineConfig, TrainConfig
 from apusmog_core.settings import load_yaml
-from apusmog_core.show.page import Frame, write_page
+from apusmog_core.show.page import Moment, write_page
 from apusmog_core.surface.denoise import WEIGHTS as DENOISER
 from apusmog_core.surface.denoise import load_denoiser
 
@@ -119,9 +119,9 @@ def test_settings_that_contradict_each_other_are_refused(of):
 def test_a_page_holds_any_name_and_any_coordinate(tmp_path):
     name = "</script><!--<script>\udcff\u2028"
     far = np.array([[-3e38, 0, 0], [3e38, 0, 0], [0, 1, 2]], np.float32)
-    text = write_page([Frame(name, far)], tmp_path / "page.html").read_text("utf-8")
+    text = write_page([Moment(name, far)], tmp_path / "page.html").read_text("utf-8")
     data = text.split('type="application/json">')[1].split("</script>")[0]
     assert "<" not in data and "NaN" not in data and "Infinity" not in data
     import json
 
-    assert json.loads(data)["frames"][0]["name"] == name
+    assert json.loads(data)["moments"][0]["name"] == name

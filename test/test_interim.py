@@ -12,7 +12,7 @@ from scipy.spatial import cKDTree
 from apusmog_core.config import PipelineConfig
 from apusmog_core.data import open_scans
 from apusmog_core.interim import CONFIDENCE, InterimPipeline, neighbours
-from apusmog_core.samples import STORED, unpack
+from apusmog_core.sample_clouds import STORED, unpack
 from apusmog_core.segment import Segmenter
 from apusmog_core.segment.rings import find_rings
 from apusmog_core.settings import with_values

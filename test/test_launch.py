@@ -116,6 +116,7 @@ def test_node_and_replay_start_a_dense_cloud_arrives_and_ctrl_c_ends_all(ros, la
         (dict(use_sim_time="2"), "use_sim_time"),
         (dict(reliability="some"), "reliability"),
         (dict(config="no/such.yaml"), "config:=no/such.yaml: no such file"),
+        (dict(config="."), "config:=.: a folder; name a file"),
         (dict(bag="no/such/bag"), "bag:=no/such/bag: no such file"),
         (dict(name=""), "name:="),
     ],
@@ -125,6 +126,30 @@ def test_an_argument_that_makes_no_sense_is_named_before_anything_starts(launch,
     assert failed.wait(timeout=30) != 0
     said = failed.log.read_text()
     assert reason in said and "process started" not in said
+
+
+@pytest.mark.parametrize(
+    "wrong, reason", [(dict(weights="none"), "weights 'none'"), (dict(bag="."), "no scans here")]
+)
+def test_one_process_that_fails_ends_the_others(
+    launch, scans, tmp_path, monkeypatch, wrong, reason
+):
+    monkeypatch.chdir(tmp_path)
+    failed = launch(**{"bag": scans, "loop": "true", **wrong})
+    failed.wait(timeout=60)
+    said = failed.log.read_text()
+    assert reason in said and said.count("process has died") == 1
+    assert said.count("process has finished cleanly") == 1 and "Traceback" not in said
+
+
+def test_a_recording_that_is_over_leaves_the_node(ros, launch, scans):
+    running = launch(bag=scans)
+    said = running.log.read_text
+    wait_until(lambda: "[apusmog-replay-2]: process has finished cleanly" in said(), "the end", 60)
+    wait_until(lambda: "upsampling with" in said(), "the network", 60)
+    assert running.poll() is None and "[apusmog-upsample-node-1]: process has" not in said()
+    os.killpg(running.pid, signal.SIGINT)
+    running.wait(timeout=30)
 
 
 def test_rviz_that_is_not_installed_is_named_before_anything_starts(launch):

@@ -105,7 +105,7 @@ def test_ring_numbers_from_the_order_agree_with_the_reference():
     drive = open_scans(DRIVE)
     assert isinstance(drive, KittiDrive) and len(drive) == 20
     for file in sorted((DATA / "ring_holdout").glob("*.npz")):
-        scan = drive[drive.frames.index(int(file.stem))]
+        scan = drive[drive.numbers.index(int(file.stem))]
         assert (scan.ring == np.load(file)["ring"]).mean() > 0.999
 
 
@@ -123,7 +123,7 @@ def test_labelled_boxes_hold_the_points_of_their_objects():
     drive = open_scans(DRIVE)
     points = drive[0].points
     above = points[points[:, 2] > -1.4]  # no ground
-    boxes = drive.boxes[drive.frames[0]]
+    boxes = drive.boxes[drive.numbers[0]]
     inside = sum(box.contains(above).sum() for box in boxes)
     around = sum(box.contains(above, margin=0.5).sum() for box in boxes)
     assert inside > 500 and inside > 0.9 * around
@@ -142,8 +142,8 @@ def test_poses_bring_the_still_world_of_two_scans_together():
 def test_time_stamps_follow_the_frame_number_not_the_order(tmp_path):
     folder = tmp_path / "velodyne_points" / "data"
     folder.mkdir(parents=True)
-    for frame in (0, 2):  # frame 1 is missing
-        write_points(folder / f"{frame:010d}.bin", *cloud())
+    for number in (0, 2):  # number 1 is missing
+        write_points(folder / f"{number:010d}.bin", *cloud())
     lines = [f"2011-09-26 13:00:0{second}.250000000" for second in range(3)]
     (folder.parent / "timestamps.txt").write_text("\n".join(lines))
     stamps = [scan.stamp for scan in open_scans(tmp_path)]

@@ -225,7 +225,7 @@ def test_a_node_without_subscribers_is_idle_and_receives_nothing_until_one_comes
 
 def test_statistics_forget_what_is_longer_ago_than_their_window(monkeypatch):
     statistics, now = diagnostics.Statistics(), time.monotonic()
-    statistics.sample(age=5000.0)
+    statistics.note_times(age=5000.0)
     statistics.count("failed")
     limits = DiagnosticsConfig(warn_silence=3600.0)
     assert statistics.status("n", limits, "ready").level == DiagnosticStatus.ERROR

@@ -61,7 +61,7 @@ def test_the_wheel_holds_every_module_weight_and_ament_file(wheel):
     weights = [file.name for file in (ROOT / "apusmog_core/weights").iterdir() if file.is_file()]
     assert {f"apusmog_core/weights/{name}" for name in weights} <= set(names)
     assert any(f"-{apusmog_core.__version__}.dist-info" in name for name in names)
-    files = ("py.typed", "show/page.html", "samples.npz")
+    files = ("py.typed", "show/page.html", "sample_clouds.npz")
     assert {f"apusmog_core/{name}" for name in files} <= set(names)
     assert "apusmog_ros/fastdds.xml" in names
     shared = "\n".join(names)
@@ -148,3 +148,23 @@ def test_package_xml_names_what_is_imported_and_nothing_else():
     package = ET.parse(ROOT / "package.xml").getroot()
     named = {depend.text for depend in package.iter("exec_depend")}
     assert named == {keys.get(module, module) for module in modules - OPTIONAL}
+
+
+def test_every_source_says_its_licence_first():
+    folders = ("apusmog_core", "apusmog_ros", "examples", "launch", "test", "tools")
+    sources = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    sources += [ROOT / "setup.py", ROOT / "Makefile", *(ROOT / "resource").glob("*_node")]
+    texts = {file: file.read_text().removeprefix("#!/usr/bin/env python3\n") for file in sources}
+    spdx = "# SPDX-License-Identifier: Apache-2.0\n"
+    assert len(texts) > 150
+    assert not [file for file, text in texts.items() if text and not text.startswith(spdx)]
+
+
+def test_no_file_is_longer_than_400_lines_and_no_folder_larger_than_14_modules():
+    folders = {file.parent for file in ROOT.glob("apusmog_*/**/*.py")}
+    assert {f for f in folders if len(list(f.glob("[!_]*.py"))) > 14} == set()
+    sources = [
+        file for top in ("apusmog_*", "test", "tools") for file in ROOT.glob(f"{top}/**/*.py")
+    ]
+    assert [file for file in sources if file.read_text().count("\n") > 400] == []
+    assert (ROOT / "README.md").read_text().count("\n") <= 160

@@ -12,7 +12,7 @@ import pytest
 
 from apusmog_core import cli
 from apusmog_core.data import write_points
-from apusmog_core.show.page import DrawnObjects, Frame, renumbered, write_page
+from apusmog_core.show.page import DrawnObjects, Moment, renumbered, write_page
 from apusmog_core.show.picture import choose_objects, picture
 
 BROWSER = next(
@@ -71,8 +71,8 @@ function drag(kind, x, y) {
 CONTROLS = """
   report.ratios = [];
   for (let i = 0; i <= $("ratio").max; i++) report.ratios.push(await set("ratio", i));
-  report.frame = await set("frame", 1);
-  await set("frame", 0);
+  report.moment = await set("moment", 1);
+  await set("moment", 0);
   report.no_scan = await set("scan", false);
   report.no_generated = await set("generated", false);
   report.nothing = await set("measured", false);
@@ -87,7 +87,7 @@ CONTROLS = """
 """
 
 
-def street(seed: int) -> Frame:
+def street(seed: int) -> Moment:
     """A flat scan with two boxes on it, dense by 2 and by 8."""
     rng = np.random.default_rng(seed)
     scan = rng.uniform((-20, -20, 0), (20, 20, 0.05), (4000, 3)).astype(np.float32)
@@ -99,7 +99,7 @@ def street(seed: int) -> Frame:
         instance = np.repeat([1, 2], count)
         generated = np.tile(np.arange(count) >= 100, 2)
         dense[ratio] = DrawnObjects(np.vstack(points).astype(np.float32), instance, generated)
-    return Frame(f"frame {seed}", scan, dense)
+    return Moment(f"moment {seed}", scan, dense)
 
 
 def in_browser(page, tmp_path, body: str = "") -> SimpleNamespace:
@@ -131,7 +131,7 @@ def test_the_page_draws_and_its_controls_change_what_is_drawn(tmp_path):
     assert [stop["ratio"] for stop in seen.ratios] == ["as measured", "× 2", "× 8"]
     assert [stop["generated"] for stop in seen.ratios] == ["0", "200", "1,400"]
     assert seen.ratios[0]["lit"] < seen.ratios[1]["lit"] < seen.ratios[2]["lit"]
-    assert seen.frame["sum"] != seen.ratios[2]["sum"]
+    assert seen.moment["sum"] != seen.ratios[2]["sum"]
     assert seen.nothing["lit"] == 0 < seen.no_generated["lit"] < seen.no_scan["lit"]
     assert seen.before_drag["sum"] != seen.after_drag["sum"] != seen.after_zoom["sum"]
 
@@ -140,7 +140,7 @@ def test_the_page_draws_and_its_controls_change_what_is_drawn(tmp_path):
 def test_a_cloud_without_objects_is_shown_alone(tmp_path):
     sphere = np.random.default_rng(0).normal(size=(3000, 3))
     sphere /= np.linalg.norm(sphere, axis=1, keepdims=True)
-    page = write_page([Frame("sphere", sphere)], tmp_path / "view.html")
+    page = write_page([Moment("sphere", sphere)], tmp_path / "view.html")
     seen = in_browser(page, tmp_path)
     assert seen.console == [] and seen.errors == [] and seen.start["lit"] > 10_000
     assert_whole(seen.start)
@@ -167,7 +167,7 @@ def test_two_clouds_are_compared_side_by_side_or_one_at_a_time(tmp_path, capsys)
   report.labels = [...$("labels").children].map((e) => e.textContent);
   report.key = $("key-low").textContent;
   report.alone = await set("beside", false);
-  report.second = await set("frame", 1);"""
+  report.second = await set("moment", 1);"""
     seen = in_browser(tmp_path / "view.html", tmp_path, body)
     assert seen.title.startswith("cloud.ply, dense.ply")
     assert seen.labels == ["cloud500 points", "dense4,000 points"] and seen.key == "z -0.99"
@@ -179,11 +179,11 @@ def test_two_clouds_are_compared_side_by_side_or_one_at_a_time(tmp_path, capsys)
 
 @needs_browser
 def test_points_are_coloured_and_hidden_by_confidence_and_arrows_move_the_camera(tmp_path):
-    frame = street(0)
-    dense = frame.dense[8.0]
+    moment = street(0)
+    dense = moment.dense[8.0]
     sure = np.where(dense.generated, np.linspace(0, 0.9, len(dense.points)), 1.0)
     changed = DrawnObjects(dense.points, dense.instance, dense.generated, sure)
-    page = write_page([Frame("street", frame.scan, {8.0: changed})], tmp_path / "view.html")
+    page = write_page([Moment("street", moment.scan, {8.0: changed})], tmp_path / "view.html")
     body = """
   report.by_confidence = await set("colour", "confidence");
   report.half = await set("sure", 115);
@@ -212,7 +212,7 @@ def test_objects_and_their_colours_do_not_change_with_the_ratio(tmp_path, monkey
 
     assert cli.main(["samples", str(tmp_path)]) == 0
     seen = {}
-    monkeypatch.setattr(page, "write_page", lambda frames, *_, **__: seen.update(frames[0].dense))
+    monkeypatch.setattr(page, "write_page", lambda moments, *_, **__: seen.update(moments[0].dense))
     scan = str(tmp_path / "street_vlp16.pcd")
     assert cli.main(["view", scan, "--ratio", "1", "4", "--set", "cluster.min_points=8"]) == 0
     one, four = seen[1.0], seen[4.0]
@@ -256,20 +256,22 @@ def test_the_page_needs_no_network(tmp_path):
 
 def test_big_scans_are_thinned_to_keep_the_page_small(tmp_path):
     scan = np.random.default_rng(0).uniform(-60, 60, (200_000, 3)).astype(np.float32)
-    frames = [Frame(str(i), scan) for i in range(10)]
-    small = write_page(frames, tmp_path / "small.html", scan_points=100_000).stat().st_size
+    moments = [Moment(str(i), scan) for i in range(10)]
+    small = write_page(moments, tmp_path / "small.html", scan_points=100_000).stat().st_size
     assert small < 1_500_000  # 10 x 10 000 points of 8 bytes in base64
 
 
 def test_the_page_refuses_to_be_empty(tmp_path):
     with pytest.raises(ValueError, match="no point"):
-        write_page([Frame("empty", np.zeros((0, 3)))], tmp_path / "view.html")
+        write_page([Moment("empty", np.zeros((0, 3)))], tmp_path / "view.html")
 
 
 def test_the_picture_shows_more_on_the_right_than_on_the_left(tmp_path):
     image = pytest.importorskip("matplotlib.image")
-    frame = street(0)
-    pixels = image.imread(picture(frame.scan, frame.dense[8.0], tmp_path / "out.png", 8.0))[..., :3]
+    moment = street(0)
+    pixels = image.imread(picture(moment.scan, moment.dense[8.0], tmp_path / "out.png", 8.0))[
+        ..., :3
+    ]
     coloured = np.ptp(pixels, axis=2) > 0.2  # the scan and the background are grey
     half = pixels.shape[1] // 2
     top = slice(0, pixels.shape[0] // 2)
@@ -277,8 +279,8 @@ def test_the_picture_shows_more_on_the_right_than_on_the_left(tmp_path):
 
 
 def test_objects_found_anew_keep_the_colours_they_had():
-    frame = street(0)
-    before, after = frame.dense[2.0], frame.dense[8.0]
+    moment = street(0)
+    before, after = moment.dense[2.0], moment.dense[8.0]
     points = after.points.copy()
     points[~after.generated] = before.points[~before.generated]  # measured twice
     swapped = DrawnObjects(points, 3 - after.instance, after.generated)

@@ -16,6 +16,7 @@ from rcl_interfaces.srv import DescribeParameters  # noqa: E402
 
 from apusmog_core import weights  # noqa: E402
 from apusmog_core.config import PRESETS, NodeConfig  # noqa: E402
+from apusmog_core.pipeline import ScanPipeline  # noqa: E402
 from apusmog_core.settings import from_dict, settings  # noqa: E402
 from apusmog_ros import parameters  # noqa: E402
 
@@ -131,3 +132,23 @@ def test_parameter_calls_are_answered_while_the_network_runs(ros):
         waits.append(time.perf_counter() - started)
     wait_until(lambda: len(dense) > 0, "an answer")
     assert np.median(waits) < 0.1
+
+
+def test_a_burst_of_networks_loads_one_at_a_time_and_ends_with_the_last(ros, monkeypatch):
+    under_test = Harness(ros)
+    warm_up, at_once, most, loads = ScanPipeline.warm_up, [], [], []
+
+    def counted(pipeline):
+        at_once.append(pipeline)
+        most.append(len(at_once))
+        loads.append(pipeline.config.precision)
+        time.sleep(0.3)
+        warm_up(pipeline)
+        at_once.remove(pipeline)
+
+    monkeypatch.setattr(ScanPipeline, "warm_up", counted)
+    for precision in ["bfloat16", "float16", "float32"] * 4 + ["bfloat16"]:
+        assert under_test.set(precision=precision).successful
+    running = lambda: under_test.node._networks.pipeline().config.precision  # noqa: E731
+    wait_until(lambda: running() == "bfloat16", "the last network", 60)
+    assert max(most) == 1 and len(loads) < 7

@@ -10,7 +10,7 @@ from scipy.spatial import cKDTree
 from apusmog_core.config import PipelineConfig
 from apusmog_core.dense import Dense
 from apusmog_core.pipeline import ScanPipeline, apportion, visible_area
-from apusmog_core.samples import STORED, unpack
+from apusmog_core.sample_clouds import STORED, unpack
 from apusmog_core.sensor.view import ObjectScan
 from apusmog_core.settings import with_values
 

@@ -18,7 +18,7 @@ from apusmog_core.sensor.kernels import LANES
 from apusmog_core.sensor.losses import depth_loss, outline_loss, ray_loss
 from apusmog_core.sensor.network import RayNetwork, hit_probability
 from apusmog_core.sensor.view import CONTEXT, NEIGHBOURS, look_around
-from apusmog_core.training.ray_samples import RaySamples, ray_sample
+from apusmog_core.training.probes import ProbedObjects, probed_object
 
 PYTORCH = (torch.device("cpu"), torch.float32)
 
@@ -179,18 +179,18 @@ def test_a_mirrored_batch_is_the_batch_of_the_mirrored_scan():
     rng = np.random.default_rng(0)
     probes, hit = rng.normal(size=(50, 6, 3)), rng.random((50, 6)) < 0.5
     flipped = dataclasses.replace(scan, points=scan.points * (1, -1, 1))
-    samples = []
+    batches = []
     for one, sign in ((scan, 1), (flipped, -1)):
-        sample = ray_sample(look_around(one), slice(0, 50), probes * (sign, 1, 1), hit)
-        samples.append(RaySamples.of([sample]))
-    mirrored = samples[0].batch(np.array([0]), SimpleNamespace(random=np.zeros))
-    expected = samples[1].batch(np.array([0]), SimpleNamespace(random=np.ones))
+        probed = probed_object(look_around(one), slice(0, 50), probes * (sign, 1, 1), hit)
+        batches.append(ProbedObjects.of([probed]))
+    mirrored = batches[0].batch(np.array([0]), SimpleNamespace(random=np.zeros))
+    expected = batches[1].batch(np.array([0]), SimpleNamespace(random=np.ones))
     order = [NEIGHBOURS.tolist().index([ring, -column]) for ring, column in NEIGHBOURS.tolist()]
     for name in ("neighbours", "offsets"):
         mirrored[name] = mirrored[name][:, order]
     for name, value in expected.items():
         assert torch.allclose(mirrored[name].double(), value.double(), atol=5e-3), name
-    unchanged = samples[0].batch(np.array([0]), SimpleNamespace(random=np.ones))
+    unchanged = batches[0].batch(np.array([0]), SimpleNamespace(random=np.ones))
     assert not torch.allclose(unchanged["context"], expected["context"], atol=5e-3)
 
 

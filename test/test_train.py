@@ -20,7 +20,7 @@ from apusmog_core.sensor.grid import wrap
 from apusmog_core.sensor.losses import ray_loss
 from apusmog_core.sensor.network import RayNetwork
 from apusmog_core.sensor.view import ObjectScan, look_around, ray_points
-from apusmog_core.training import ray_samples as scans
+from apusmog_core.training import probes
 from apusmog_core.training.loop import begin_from, learning_rate, train
 from apusmog_core.training.patches import MeshPatches, augment
 from apusmog_core.weights import load_network
@@ -189,6 +189,15 @@ def test_samplings_in_the_cache_belong_to_the_mesh_they_were_made_of(tmp_path):
     assert sizes == pytest.approx([1.0, 2.0], rel=0.01)
 
 
+def test_probes_in_the_cache_belong_to_the_meshes_they_were_cast_at(tmp_path):
+    (tmp_path / "MANIFEST.tsv").write_text("name\tclass\na.obj\tcar\n")
+    (tmp_path / "a.obj").write_text("v 0 0 0")
+    before = probes._named(str(tmp_path))
+    assert probes._named(str(tmp_path)) == before != probes._named(None)
+    (tmp_path / "a.obj").write_text("v 0 0 1")
+    assert probes._named(str(tmp_path)) != before
+
+
 def test_a_checkpoint_of_another_preset_is_refused(config):
     train(replace(config, steps=1))
     other = replace(config, model=None, preset="shape")
@@ -245,13 +254,13 @@ def test_overfitting_one_patch_beats_the_midpoints_four_times():
 
 def test_rays_are_learned_from_simulated_streets():
     torch.manual_seed(0)
-    samples = scans.RaySamples.of(scans.street_samples(3))
+    objects = probes.ProbedObjects.of(probes.street_objects(3))
     network = RayNetwork(PRESETS["lidar"])
     optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
     rng = np.random.default_rng(0)
     history = []
     for _ in range(40):
-        batch = samples.batch(rng.integers(len(samples), size=8), rng)
+        batch = objects.batch(rng.integers(len(objects), size=8), rng)
         loss, _ = ray_loss(network, batch)
         optimiser.zero_grad()
         loss.backward()
@@ -265,7 +274,7 @@ def test_a_deeper_ray_network_starts_with_the_answers_of_given_weights():
     known = RayNetwork(PRESETS["lidar"])
     grown = RayNetwork(replace(PRESETS["lidar"], decoder_layers=2))
     begin_from(grown, known, "known")
-    batch = scans.RaySamples.of(scans.street_samples(3)[:2]).batch(
+    batch = probes.ProbedObjects.of(probes.street_objects(3)[:2]).batch(
         np.arange(2), np.random.default_rng(0)
     )
     torch.testing.assert_close(ray_loss(grown, batch)[0], ray_loss(known, batch)[0])
@@ -288,8 +297,10 @@ def wall_truth():
     instance = np.where(turn.instance == 1, 1, 0)[kept]
     graph = look_around(ObjectScan(turn.points[kept], instance, turn.ring[kept]))
     rings = np.array(sensor.elevation)
-    view = scans.RayWindow(0.0, np.pi, rings.min(), rings.max())
-    return scans.Truth(scene, sensor, (0.0, 0.0, 0.0), np.array([1]), -sensor.height, view), graph
+    window = probes.RayWindow(0.0, np.pi, rings.min(), rings.max())
+    return probes.Truth(
+        scene, sensor, (0.0, 0.0, 0.0), np.array([1]), -sensor.height, window
+    ), graph
 
 
 def ends_of_rays(graph, rays, depth):
@@ -301,28 +312,28 @@ def test_probes_say_whether_and_where_their_rays_meet_the_true_object(wall_truth
     """Each ray is followed to the plane of the wall by hand, from its angles alone."""
     truth, graph = wall_truth
     count = len(graph.rows)
-    sample = scans._sample(truth, graph, slice(0, count), np.random.default_rng(0))
-    ahead = ends_of_rays(graph, sample.probes[..., :2], 0 * sample.probes[..., 2])
+    probed = probes._probed(truth, graph, slice(0, count), np.random.default_rng(0))
+    ahead = ends_of_rays(graph, probed.probes[..., :2], 0 * probed.probes[..., 2])
     met = ahead * (10 / ahead[:, :1])
     height = met[:, 2] + truth.sensor.height
     inside = (np.abs(met[:, 1]) < 1) & (height > 0) & (height < 1.2)
     edges = (np.abs(met[:, 1]) - 1, height - 1.2, height)  # where rounding decides
     clear = np.abs(edges).min(axis=0) > 0.005
-    hit = sample.hit.ravel()
+    hit = probed.hit.ravel()
     assert (hit == inside)[clear].all() and 0.02 < 1 - hit.mean() < 0.5
-    ends = ends_of_rays(graph, sample.probes[..., :2], sample.probes[..., 2])
+    ends = ends_of_rays(graph, probed.probes[..., :2], probed.probes[..., 2])
     assert np.abs(ends[hit, 0] - 10).max() < 0.01
-    assert (sample.probes[..., 2][~sample.hit] == 0).all()
+    assert (probed.probes[..., 2][~probed.hit] == 0).all()
 
 
 def test_probes_stay_where_the_kept_rings_of_the_sensor_look():
-    view = scans.RayWindow(azimuth=3.0, half_width=0.1, lowest=-0.4, highest=0.03)
-    azimuth, elevation = view.clip(np.array([-3.1, 2.95, 2.0]), np.array([0.1, 0.0, -0.5]))
+    window = probes.RayWindow(azimuth=3.0, half_width=0.1, lowest=-0.4, highest=0.03)
+    azimuth, elevation = window.clip(np.array([-3.1, 2.95, 2.0]), np.array([0.1, 0.0, -0.5]))
     assert wrap(azimuth - [-np.pi + 3.1 - np.pi, 2.95, 2.9]) == pytest.approx([0, 0, 0], abs=1e-9)
     assert elevation.tolist() == [0.03, 0.0, -0.4]
-    for sample in scans.street_samples(5)[:20]:
-        assert (np.abs(sample.probes[..., :2]) <= (1.001, 1.051)).all()
-        assert len(sample.probes) >= scans.FEWEST and sample.hit.any()
+    for probed in probes.street_objects(5)[:20]:
+        assert (np.abs(probed.probes[..., :2]) <= (1.001, 1.051)).all()
+        assert len(probed.probes) >= probes.FEWEST and probed.hit.any()
 
 
 def test_patches_cover_the_same_piece_of_surface_and_scale_to_one(mesh_folder):

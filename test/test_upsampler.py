@@ -111,7 +111,7 @@ def test_bad_clouds_are_refused_with_the_reason(up, points, reason):
         up.upsample(points, 2, origin=EYE)
 
 
-@pytest.mark.parametrize("ratio", [0, -1, np.nan, np.inf])
+@pytest.mark.parametrize("ratio", [0, -1, np.nan, np.inf, "x", None])
 def test_bad_ratios_are_refused(up, ratio):
     with pytest.raises(ValueError, match="ratio"):
         up.upsample(ball(10), ratio, origin=EYE)

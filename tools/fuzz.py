@@ -37,13 +37,13 @@ CONFIGS = Path(__file__).parents[1] / "config" / "train"
 
 def write_seeds(folder: Path) -> None:
     """A small file of every kind that something reads."""
-    from apusmog_core import samples, weights
+    from apusmog_core import sample_clouds, weights
     from apusmog_core.data import read_points
     from apusmog_core.data.bag_writer import convert
     from apusmog_core.data.clouds import WRITERS, write_columns
 
     folder.mkdir()
-    scans = samples.write_samples(folder / "samples")
+    scans = sample_clouds.write_sample_clouds(folder / "samples")
     scan = read_points(max(scans, key=lambda path: path.stat().st_size))
     near = np.argsort(np.linalg.norm(scan.points - np.median(scan.points, axis=0), axis=1))[:200]
     columns = dict(zip("xyz", scan.points[near].T, strict=True))
@@ -78,10 +78,10 @@ def _write_drive(folder: Path, points: np.ndarray) -> None:
 
     data, oxts = folder / "velodyne_points" / "data", folder / "oxts" / "data"
     oxts.mkdir(parents=True)
-    for frame in range(2):
-        write_points(data / f"{frame:010d}.bin", points)
-        (oxts / f"{frame:010d}.txt").write_text("49.0 8.4 110.0 0.01 0.02 0.3 1 2 3\n")
-    stamps = "".join(f"2011-09-26 13:00:0{frame}.250000000\n" for frame in range(2))
+    for number in range(2):
+        write_points(data / f"{number:010d}.bin", points)
+        (oxts / f"{number:010d}.txt").write_text("49.0 8.4 110.0 0.01 0.02 0.3 1 2 3\n")
+    stamps = "".join(f"2011-09-26 13:00:0{number}.250000000\n" for number in range(2))
     (folder / "velodyne_points" / "timestamps.txt").write_text(stamps)
     (folder / "calib_imu_to_velo.txt").write_text("R: 1 0 0 0 1 0 0 0 1\nT: -0.8 0.3 -0.8\n")
     pose = "<poses><item><tx>1</tx><ty>2</ty><tz>-1</tz><rz>0.5</rz></item></poses>"

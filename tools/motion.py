@@ -37,8 +37,8 @@ PLACES = (
     ("tree", 18.0, -9.0, 0.0, 10), ("pole", 15.0, 9.2, 0.0, 11), ("bush", 14.0, -7.0, 0.0, 12),
 )  # fmt: skip
 CLOSE = {"car": 1, "cyclist": 6, "person": 8}  # shown close up: the place in PLACES, from 1
-LARGEST, STEPS, HOLD = 8.0, 22, 9  # ratio, frames on the way there, frames that it stays
-FRAME_MS = 90
+LARGEST, STEPS, HOLD = 8.0, 22, 9  # ratio, pictures on the way there, pictures that it stays
+PICTURE_MS = 90
 WIDTH, HEIGHT = 960, 600
 COLOURS = 96  # of the file's palette
 
@@ -53,7 +53,7 @@ def corner(sensor: str, seed: int = 0) -> SimulatedScan:
 
 
 def motion(out: Path, weights: str, sensor: str) -> Path:
-    """Write the picture; each frame is what the pipeline gives for its ratio."""
+    """Write the moving picture; each one in it is what the pipeline gives for its ratio."""
     from PIL import Image
 
     turn = corner(sensor)
@@ -64,17 +64,19 @@ def motion(out: Path, weights: str, sensor: str) -> Path:
     for ratio in ratios:
         if ratio not in drawn:
             dense = pipeline.densify(segments, ratio)
-            drawn[ratio] = _frame(turn, dense, ratio, sensor)
+            drawn[ratio] = _drawn(turn, dense, ratio, sensor)
     palette = drawn[LARGEST].quantize(COLOURS)  # it has every colour
-    frames = [drawn[ratio].quantize(palette=palette, dither=Image.Dither.NONE) for ratio in ratios]
+    pictures = [
+        drawn[ratio].quantize(palette=palette, dither=Image.Dither.NONE) for ratio in ratios
+    ]
     out.parent.mkdir(parents=True, exist_ok=True)
-    frames[0].save(
-        out, save_all=True, append_images=frames[1:], duration=FRAME_MS, loop=0, optimize=True
+    pictures[0].save(
+        out, save_all=True, append_images=pictures[1:], duration=PICTURE_MS, loop=0, optimize=True
     )
     return out
 
 
-def _frame(turn: SimulatedScan, dense: DenseScan, ratio: float, sensor: str):
+def _drawn(turn: SimulatedScan, dense: DenseScan, ratio: float, sensor: str):
     """One picture: the scene above, three objects below, the ratio as a number and a bar."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

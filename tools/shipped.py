@@ -16,7 +16,7 @@ import numpy as np
 from apusmog_core.data import Scan
 from apusmog_core.evaluation import metrics, rings
 from apusmog_core.evaluation.tables import means
-from apusmog_core.samples import STORED, unpack
+from apusmog_core.sample_clouds import STORED, unpack
 from apusmog_core.segment import Segmenter
 from apusmog_core.upsampler import Upsampler
 

@@ -13,7 +13,7 @@ from subprocess import DEVNULL
 
 import rclpy
 
-from apusmog_core.samples import write_samples
+from apusmog_core.sample_clouds import write_sample_clouds
 from apusmog_ros.running import child
 
 from .throughput import Listener, own_domain
@@ -29,7 +29,7 @@ def starting(code: str | Path) -> dict[str, float]:
     scan of a VLP-16 is played at 10 Hz.
     """
     with tempfile.TemporaryDirectory() as folder, own_domain():
-        write_samples(folder)
+        write_sample_clouds(folder)
         played = {"path": Path(folder) / "street_vlp16.pcd", "loop": "true", "stamps": "now"}
         rclpy.init()
         listener = Listener()

@@ -78,7 +78,7 @@ class Listener(Node):
         super().__init__("bench")
         self.ages: list[float] = []
         self.widths: list[int] = []
-        self._stages: dict[str, str] = {}
+        self._report: dict[str, str] = {}
         self._begin = time.monotonic()
         self.create_subscription(PointCloud2, "/upsampler/dense", self._on_dense, 10)
         self.create_subscription(DiagnosticArray, "/diagnostics", self._on_diagnostics, 10)
@@ -89,14 +89,14 @@ class Listener(Node):
         self.widths.append(msg.width)
 
     def _on_diagnostics(self, msg: DiagnosticArray) -> None:
-        self._stages = {pair.key: pair.value for pair in msg.status[0].values}
+        self._report = {pair.key: pair.value for pair in msg.status[0].values}
 
     def is_ready(self) -> bool:
-        return bool(self.ages) and self._stages.get("network") == "ready"
+        return bool(self.ages) and self._report.get("network") == "ready"
 
     def report(self, name: str) -> float:
         """A number of the latest diagnostics."""
-        return float(self._stages[name])
+        return float(self._report[name])
 
     def spin_until(self, condition, patience: float) -> None:
         end = time.monotonic() + patience
@@ -114,12 +114,12 @@ class Listener(Node):
         """Count from now on."""
         self.ages.clear()
         self.widths.clear()
-        self._before = dict(self._stages)
+        self._before = dict(self._report)
         self._begin = time.monotonic()
 
     def result(self) -> dict:
         seconds = time.monotonic() - self._begin
-        received, lost = (int(self._stages[n]) - int(self._before[n]) for n in ("received", "lost"))
+        received, lost = (int(self._report[n]) - int(self._before[n]) for n in ("received", "lost"))
         return {
             "rate_in_hz": received / seconds,
             "lost": lost,
@@ -127,7 +127,7 @@ class Listener(Node):
             "age_ms_p50": float(np.percentile(self.ages, 50)),
             "age_ms_p99": float(np.percentile(self.ages, 99)),
             "points_out": float(np.mean(self.widths)),
-            "node": self._stages,
+            "node": self._report,
         }
 
 

@@ -253,9 +253,9 @@ def add_samples(parser: argparse.ArgumentParser) -> None:
 
 
 def samples(args: argparse.Namespace) -> None:
-    from apusmog_core.samples import write_samples
+    from apusmog_core.sample_clouds import write_sample_clouds
 
-    for path, about in write_samples(args.output).items():
+    for path, about in write_sample_clouds(args.output).items():
         tell(f"{path}: {about}")
 
 
@@ -283,12 +283,12 @@ def add_view(parser: argparse.ArgumentParser) -> None:
 
 
 def view(args: argparse.Namespace) -> None:
-    from apusmog_core.show.page import view
+    from apusmog_core.show.page import make_page
 
     if args.set and not args.ratio:
         raise ValueError("--set: settings of the pipeline need objects to show; add --ratio R")
     pipeline = load_pipeline(args) if args.ratio else None
-    page, notice = view(args.files, args.out, args.ratio, pipeline, progress=progress)
+    page, notice = make_page(args.files, args.out, args.ratio, pipeline, progress=progress)
     if notice:
         say(notice)
     tell(f"{page}: open it in a browser")

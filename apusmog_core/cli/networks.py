@@ -70,6 +70,7 @@ def add_finetune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=number, default=1e-4, help="learning rate (%(default)g)")
     parser.add_argument(
         "--frames",
+        dest="most",
         type=count,
         default=100,
         metavar="N",
@@ -85,7 +86,7 @@ def finetune(args: argparse.Namespace) -> int:
     from apusmog_core.weights import find
 
     check_output(args.out, find(args.weights))
-    keys = ("force", "steps", "rate", "frames", "device", "seed")
+    keys = ("force", "steps", "rate", "most", "device", "seed")
     options = {key: getattr(args, key) for key in keys}
     outcome = finetune(args.scans, args.weights, args.out, **options, progress=progress)
     print_table(outcome.rows)

@@ -119,7 +119,7 @@ def _add_rings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--simulate",
         type=count,
-        metavar="FRAMES",
+        metavar="N",
         help="simulated scans instead, where the true surface is known",
     )
     parser.add_argument(
@@ -167,16 +167,16 @@ def evaluate_rings(args: argparse.Namespace) -> None:
 
     _check_results(args.out)
     if (args.scans is None) == (args.simulate is None):
-        raise ValueError("evaluate rings: give SCANS, or --simulate FRAMES")
+        raise ValueError("evaluate rings: give SCANS, or --simulate N")
     if args.sensor and not args.simulate:
         raise ValueError(f"--sensor {args.sensor}: only simulated scans (--simulate) have a choice")
     up = None if args.baselines else load(args)
     cases = _ring_cases(args)
     with waiting("calibrating"):
-        calibrations = rings.calibrate_frames(cases, args.scans) if args.calibrate else None
-    for frame, calibration in (calibrations or {}).items():
+        calibrations = rings.calibrate_scans(cases, args.scans) if args.calibrate else None
+    for name, calibration in (calibrations or {}).items():
         if not calibration.converged:
-            say(f"{frame}: {calibration.scans} other scans are too few to calibrate from")
+            say(f"{name}: {calibration.scans} other scans are too few to calibrate from")
     rows = rings.evaluate_rings(cases, up, args.weights, calibrations, progress)
     print_table(rows)
     _write_results(args.out, rows)

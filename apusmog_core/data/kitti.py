@@ -21,7 +21,7 @@ EARTH_RADIUS = 6378137.0  # metres, WGS 84, as in KITTI's development kit
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """A labelled object in one frame, in the sensor's coordinates."""
+    """A labelled object in one scan, in the sensor's coordinates."""
 
     label: str
     centre: np.ndarray  # (3,) of the bottom face, metres
@@ -39,7 +39,7 @@ class Box:
 
 
 class KittiDrive(ScanFiles):
-    """One raw drive or odometry sequence; frames are known by the number in the file's name."""
+    """One raw drive or odometry sequence; scans are known by the number in the file's name."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -48,9 +48,9 @@ class KittiDrive(ScanFiles):
         files = sorted((raw if self.raw else self.folder / "velodyne").glob("*.bin"))
         if not files:
             raise ValueError(f"{self.folder}: no scans (.bin) in this KITTI folder")
-        self.frames = [_frame(file, at) for at, file in enumerate(files)]
-        times = self._times()  # also of frames whose scan is missing, as in drive 0009
-        stamps = [times[f] if f < len(times) else f * SCAN_PERIOD for f in self.frames]
+        self.numbers = [_number(file, at) for at, file in enumerate(files)]
+        times = self._times()  # also of numbers whose scan is missing, as in drive 0009
+        stamps = [times[n] if n < len(times) else n * SCAN_PERIOD for n in self.numbers]
         super().__init__(files, stamps)
 
     def _times(self) -> list[float]:
@@ -65,7 +65,7 @@ class KittiDrive(ScanFiles):
 
     @cached_property
     def boxes(self) -> dict[int, list[Box]]:
-        """Labelled boxes by frame number; empty where the drive has no tracklets."""
+        """Labelled boxes by number of the scan; empty where the drive has no tracklets."""
         file = self.folder / "tracklet_labels.xml"
         return read_tracklets(file) if file.is_file() else {}
 
@@ -93,8 +93,8 @@ def tracklet_recall(
     the points in the box, and 80 % of the cluster lie in the box enlarged by 0.3 m.
     """
     objects = found = 0
-    for scan, frame, label in zip(drive, drive.frames, labels, strict=True):
-        for box in drive.boxes.get(frame, []):
+    for scan, number, label in zip(drive, drive.numbers, labels, strict=True):
+        for box in drive.boxes.get(number, []):
             inside = label[box.contains(scan.points)]
             if len(inside) < least:
                 continue
@@ -108,7 +108,7 @@ def tracklet_recall(
 
 
 def read_tracklets(path: str | Path) -> dict[int, list[Box]]:
-    """Boxes of a `tracklet_labels.xml`, by frame number."""
+    """Boxes of a `tracklet_labels.xml`, by number of the scan."""
     try:
         tracklets = ElementTree.parse(path).getroot().find("tracklets")
         boxes: dict[int, list[Box]] = {}
@@ -167,7 +167,7 @@ def _read_oxts(file: Path) -> np.ndarray:
     return packet
 
 
-def _frame(file: Path, at: int) -> int:
+def _number(file: Path, at: int) -> int:
     return int(file.stem) if file.stem.isdecimal() else at
 
 

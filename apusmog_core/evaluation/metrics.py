@@ -76,9 +76,9 @@ class MeasuredRays:
         self.tree = cKDTree(direction)
 
     def _polar(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        view = points - self.origin
-        distance = np.linalg.norm(view, axis=1)
-        return view / np.maximum(distance, 1e-9)[:, None], distance
+        rays = points - self.origin
+        distance = np.linalg.norm(rays, axis=1)
+        return rays / np.maximum(distance, 1e-9)[:, None], distance
 
     def free(self, points: np.ndarray) -> np.ndarray:
         """Which points hang in free space: the measured ray nearest in direction, if within

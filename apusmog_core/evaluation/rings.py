@@ -71,7 +71,7 @@ class RingCase:
     stride: int
     range: float  # of the mean of `full`, metres
     surface: bool  # vehicles, persons, walls, poles; otherwise vegetation
-    frame: str
+    scan_name: str
     cluster: int
     truth: Callable[[np.ndarray], np.ndarray] | None = None  # distance to the true surface
 
@@ -96,10 +96,10 @@ def hold_out(
 
 
 def fixed_cases(scans: str | Path, holdout: str | Path, stride: int = 2) -> list[RingCase]:
-    """The fixed clusters of `holdout`/FRAME.npz in the scans `scans`/FRAME.bin."""
+    """The fixed clusters of `holdout`/SCAN.npz in the scans `scans`/SCAN.bin."""
     files = sorted(Path(holdout).glob("*.npz"))
     if not files:
-        raise ValueError(f"{holdout}: no FRAME.npz in it; expected ring, index, offset, roughness")
+        raise ValueError(f"{holdout}: no SCAN.npz in it; expected ring, index, offset, roughness")
     cases = []
     for file in files:
         scan = _velodyne(Path(scans), file.stem)
@@ -110,19 +110,19 @@ def fixed_cases(scans: str | Path, holdout: str | Path, stride: int = 2) -> list
         kept, row = keep_rings(scan, rings, stride)
         for j, index in enumerate(np.split(fixed["index"], fixed["offset"][1:-1])):
             surface = bool(fixed["roughness"][j] < SURFACE_ROUGHNESS)
-            named = dict(surface=surface, frame=file.stem, cluster=j)
+            named = dict(surface=surface, scan_name=file.stem, cluster=j)
             case = hold_out(kept, row[index], scan[index], rings[index], stride, **named)
             cases += [case] if case else []
     return cases
 
 
-def _velodyne(folder: Path, frame: str) -> np.ndarray:
+def _velodyne(folder: Path, name: str) -> np.ndarray:
     """All points of a KITTI scan, none removed: clusters are kept as indices into them."""
     for inner in ("", "velodyne_points/data", "velodyne"):
-        file = folder / inner / f"{frame}.bin"
+        file = folder / inner / f"{name}.bin"
         if file.is_file():
             return read_bin(file)[:, :3]
-    raise ValueError(f"{folder}: no scan {frame}.bin in it")
+    raise ValueError(f"{folder}: no scan {name}.bin in it")
 
 
 def score_rings(cases: list[RingCase], predict: Callable[[RingCase], np.ndarray]) -> Scores:
@@ -168,14 +168,14 @@ def roughness(points: np.ndarray, ring: np.ndarray) -> float:
     return float(np.median(bends)) if len(bends) else 0.0
 
 
-def scans_with_rings(scans: str | Path, frames: int) -> Iterator[Scan]:
-    """At most `frames` scans, spread over all there are; ValueError where one has no rings."""
+def scans_with_rings(scans: str | Path, most: int) -> Iterator[Scan]:
+    """At most `most` scans, spread over all there are; ValueError where one has no rings."""
     from tqdm import tqdm
 
     from ..data import open_scans
 
     opened = open_scans(scans)
-    wanted = set(np.linspace(0, len(opened) - 1, min(frames, len(opened))).round().astype(int))
+    wanted = set(np.linspace(0, len(opened) - 1, min(most, len(opened))).round().astype(int))
     bar = tqdm(opened, desc="finding objects", unit="scan", disable=None)
     for number, scan in enumerate(bar):
         if number not in wanted:
@@ -205,7 +205,7 @@ def cases_of(
             continue
         cloud, ring = scan.points[index], scan.ring[index]
         surface = roughness(cloud, ring) < SURFACE_ROUGHNESS
-        named = dict(surface=surface, frame=scan.name, cluster=j)
+        named = dict(surface=surface, scan_name=scan.name, cluster=j)
         case = hold_out(kept, row[index], cloud, ring, stride, **named)
         cases += [case] if case and case.range < max_range else []
     return cases
@@ -213,22 +213,22 @@ def cases_of(
 
 def found_cases(
     scans: str | Path,
-    frames: int = 20,
+    most: int = 20,
     points: Sequence[int] = SCORED_POINTS,
     max_range: float = 45.0,
     stride: int = 2,
 ) -> list[RingCase]:
-    """Objects that segmentation finds in at most `frames` scans, spread over all there are."""
+    """Objects that segmentation finds in at most `most` scans, spread over all there are."""
     from ..segment import Segmenter
 
     segment = Segmenter()
     limits = (points, max_range, stride)
-    found = (cases_of(scan, segment, *limits) for scan in scans_with_rings(scans, frames))
+    found = (cases_of(scan, segment, *limits) for scan in scans_with_rings(scans, most))
     return _some([case for some in found for case in some], scans, points, max_range)
 
 
 def simulated_cases(
-    frames: int,
+    count: int,
     seed: int = 0,
     sensor: str = "HDL-64E",
     meshes: str | Path | None = None,
@@ -237,7 +237,7 @@ def simulated_cases(
     stride: int = 2,
     bias: float = 0.0,
 ) -> list[RingCase]:
-    """Objects of simulated streets, one street a frame, whose true surface is known.
+    """Objects of simulated streets, one street a scan, whose true surface is known.
 
     With a `bias` each laser is off, in range by about so many metres, and starts elsewhere."""
     from .. import simulate
@@ -246,9 +246,9 @@ def simulated_cases(
     if bias:
         device = device.jittered(seed, metres=bias, lift=0.25)
     cases = []
-    for frame in range(frames):
-        scene = simulate.street(seed + frame, meshes)
-        turn = simulate.scan(scene, device, seed=seed + frame)
+    for number in range(count):
+        scene = simulate.street(seed + number, meshes)
+        turn = simulate.scan(scene, device, seed=seed + number)
         kept, row = keep_rings(turn.points, turn.ring, stride)
         for instance, placed in enumerate(scene.objects, start=1):
             index = np.flatnonzero(turn.instance == instance)
@@ -262,12 +262,12 @@ def simulated_cases(
                 turn.ring[index],
                 stride,
                 surface=placed.name not in ("bush", "tree"),
-                frame=f"{frame:010d}",
+                scan_name=f"{number:010d}",
                 cluster=instance,
                 truth=_distance_to(placed.world, (0, 0, device.height)),
             )
             cases += [case] if case and case.range < max_range else []
-    return _some(cases, f"{frames} simulated scans", points, max_range)
+    return _some(cases, f"{count} simulated scans", points, max_range)
 
 
 def _some(cases: list[RingCase], where, points: Sequence[int], max_range: float) -> list[RingCase]:
@@ -290,24 +290,24 @@ def _distance_to(mesh, origin: Sequence[float]) -> Callable[[np.ndarray], np.nda
     return lambda points: metrics.distance_to_mesh(points, scene)
 
 
-def calibrate_frames(
+def calibrate_scans(
     cases: list[RingCase], scans: str | Path | None = None
 ) -> dict[str, Calibration]:
-    """Range biases for each frame, from the kept rings of all other scans; where no folder or bag
-    of scans is given, of the other cases' scans."""
+    """Range biases for each scan by name, from the kept rings of all other scans; where no folder
+    or bag of scans is given, of the other cases' scans."""
     from ..data import open_scans
 
     if scans is None:
-        others = {case.frame: (case.scan.points, case.scan.ring) for case in cases}
+        others = {case.scan_name: (case.scan.points, case.scan.ring) for case in cases}
     else:
         stride, others = cases[0].stride, {}
         for scan in open_scans(scans):
             kept = scan.ring % stride == 0
             others[scan.name] = scan.points[kept], scan.ring[kept]
-    found = {case.frame: Calibration(ALL_SCANS) for case in cases}
-    for frame, calibration in found.items():
+    found = {case.scan_name: Calibration(ALL_SCANS) for case in cases}
+    for scan_name, calibration in found.items():
         for name, (points, ring) in others.items():
-            if name != frame:
+            if name != scan_name:
                 calibration.update(points, ring)
     return found
 
@@ -320,18 +320,18 @@ def upsample_rings(
 ) -> list[np.ndarray]:
     """The model's output for each case: measured points first, as many as the sensor saw.
 
-    The objects of a scan go together, as in a node; calibrations are by frame.
+    The objects of a scan go together, as in a node; calibrations are by name.
     """
     results: list[np.ndarray | None] = [None] * len(cases)
-    frames = dict.fromkeys(case.frame for case in cases)
-    for frame in progress(frames, "scan", len(frames)):
-        index = [i for i, case in enumerate(cases) if case.frame == frame]
+    names = dict.fromkeys(case.scan_name for case in cases)
+    for name in progress(names, "scan", len(names)):
+        index = [i for i, case in enumerate(cases) if case.scan_name == name]
         scan = cases[index[0]].scan
         instance = np.zeros(len(scan.points), np.int64)
         for number, i in enumerate(index, start=1):
             instance[cases[i].rows] = number
         counts = [len(cases[i].full) for i in index]
-        bias = calibrations[frame].of_points(scan.ring) if calibrations else None
+        bias = calibrations[name].of_points(scan.ring) if calibrations else None
         seen = ObjectScan(scan.points, instance, scan.ring, scan.height, bias=bias)
         for i, result in zip(index, up.upsample_scan(seen, counts).split(counts), strict=True):
             results[i] = result.points

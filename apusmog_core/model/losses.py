@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training on surfaces minimises: the losses of section 3.5."""
+"""What training on surfaces minimises: both forward passes and the losses of section 3.5."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import numpy as np
 from ..compute import machine_code
 from ..config import ClusterConfig
 from ..sensor.neighbours import fill
+from .join import RingPoints
 from .sets import find_root, number_sets
-from .view import RingView
 
 STANDING_CELL = 0.5  # metres
 STANDING_HEIGHT = 0.25  # metres above the ground that something near a point must reach
@@ -23,22 +23,22 @@ BANDS = 64  # beyond the last the voxels do not grow any more
 
 
 def find_instances(
-    points: np.ndarray, config: ClusterConfig, view: RingView | None = None
+    points: np.ndarray, config: ClusterConfig, on_rings: RingPoints | None = None
 ) -> np.ndarray:
     """Instances of level points without ground: (n,) int32, 1.. from near to far, 0 for none.
 
-    With the sensor's `view` they follow its rings: see `view.py`.
+    Where their places `on_rings` are known, they follow the rings: see `join.py`.
     """
     labels = np.zeros(len(points), np.int32)
-    if view is None:
+    if on_rings is None:
         stands = where_something_stands(points, config.min_height)
     else:
-        stands = where_something_stands(points, STANDING_HEIGHT, view.height)
+        stands = where_something_stands(points, STANDING_HEIGHT, on_rings.height)
     standing = np.flatnonzero(stands)
     if len(standing) == 0:
         return labels
     points = points.take(standing, axis=0)
-    pieces = list(_pieces(points, config, view and view.of(standing)))
+    pieces = list(_pieces(points, config, on_rings and on_rings.of(standing)))
     if pieces:
         sizes, members = np.array([len(piece) for piece in pieces]), np.concatenate(pieces)
         nearest = np.minimum.reduceat(ranges(points[members]), np.cumsum(sizes) - sizes)
@@ -49,7 +49,7 @@ def find_instances(
 
 
 def _pieces(
-    points: np.ndarray, config: ClusterConfig, view: RingView | None
+    points: np.ndarray, config: ClusterConfig, on_rings: RingPoints | None
 ) -> Iterator[np.ndarray]:
     """Point indices of each instance.
 
@@ -58,9 +58,9 @@ def _pieces(
     """
     waiting = np.arange(len(points))
     for share in TOLERANCES:
-        part, seen = points, view
+        part, seen = points, on_rings
         if len(waiting) < len(points):
-            part, seen = points.take(waiting, axis=0), view and view.of(waiting)
+            part, seen = points.take(waiting, axis=0), on_rings and on_rings.of(waiting)
         component = components(part, config, share, seen)
         start, order = fill(component, int(component.max()) + 1)
         count = np.diff(start)
@@ -135,21 +135,26 @@ def _standing(points, z, left, low, height, floor):
 
 
 def components(
-    points: np.ndarray, config: ClusterConfig, share: float = 1.0, view: RingView | None = None
+    points: np.ndarray,
+    config: ClusterConfig,
+    share: float = 1.0,
+    on_rings: RingPoints | None = None,
 ) -> np.ndarray:
     """Component number (n,) of points (n, 3): chains of neighbours within a share of the tolerance.
 
     Points that share a voxel count as one, at their mean; a voxel's diagonal is the tolerance.
     """
     tolerance, adaptive = share * config.tolerance, share * config.adaptive
-    if view is not None:
-        adaptive = max(adaptive, view.least_adaptive)
+    if on_rings is not None:
+        adaptive = max(adaptive, on_rings.least_adaptive)
     key = _voxels(points, tolerance, adaptive)
     inverse = _number(key)
     count = np.bincount(inverse)
     centres = np.stack([np.bincount(inverse, column) / count for column in points.T], axis=1)
     component = _connect(centres, tolerance, adaptive)[inverse]
-    return component if view is None else view.join(points, component, tolerance, adaptive, share)
+    if on_rings is None:
+        return component
+    return on_rings.join(points, component, tolerance, adaptive, share)
 
 
 @machine_code

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which points are ground: by terrain.py where the sensor's rings are known; otherwise Patchwork++
-where installed, else a grid of lowest points."""
+"""Which points are ground: by terrain.py where the sensor's rings are known, which is the default;
+otherwise Patchwork++ where installed, else a grid of lowest points."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ FEWEST_RINGS, MOST_RINGS = 4, 512
 FEWEST_A_RING = 8  # points; a ring that saw less does not count as one
 ELEVATION_BIN = np.radians(0.01)
 SPREAD = 0.35  # of the gap between neighbouring rings: a wider ring is none
-SAMPLES = 20_000  # points that tell whether an order or levels of elevation hold rings
-FEW_SAMPLES = 4000  # ... and whether a field does
-RING_SAMPLES = 64  # points of a ring that tell its elevation
+ORDER_POINTS = 20_000  # points that tell whether an order or levels of elevation hold rings
+FIELD_POINTS = 4000  # ... and whether a field does
+LEVEL_POINTS = 64  # points of a ring that tell its elevation
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ def _elevation(points: np.ndarray) -> np.ndarray:
 
 def _is_plausible(ring: np.ndarray) -> bool:
     """Whether there are several ring numbers; some drivers fill the field with zeros."""
-    sample = np.asarray(ring)[:: max(1, len(ring) // FEW_SAMPLES)]
+    sample = np.asarray(ring)[:: max(1, len(ring) // FIELD_POINTS)]
     return len(sample) > 0 and 2 <= len(np.unique(sample)) <= MOST_RINGS
 
 
@@ -96,7 +96,7 @@ def _is_wild(ring: np.ndarray) -> bool:
 
 def _are_levels(points: np.ndarray, ring: np.ndarray) -> bool:
     """Whether most points keep to their ring's elevation, closer than rings are to each other."""
-    every = max(1, len(points) // SAMPLES)
+    every = max(1, len(points) // ORDER_POINTS)
     elevation, ring = _elevation(points[::every]), ring[::every]
     levels, number, count = np.unique(ring, return_inverse=True, return_counts=True)
     large = count >= FEWEST_A_RING / 2
@@ -117,7 +117,7 @@ def _middle_elevations(points, starts, order):
     for ring in range(len(middle)):
         count = starts[ring + 1] - starts[ring]
         if count:
-            some = order[starts[ring] : starts[ring + 1] : max(1, count // RING_SAMPLES)]
+            some = order[starts[ring] : starts[ring + 1] : max(1, count // LEVEL_POINTS)]
             elevation = np.empty(len(some))
             for k in range(len(some)):
                 x, y, z = points[some[k], 0], points[some[k], 1], points[some[k], 2]

@@ -12,9 +12,9 @@ import numpy as np
 from ..config import PipelineConfig
 from .cluster import find_instances, ranges
 from .ground import Ground
+from .join import RingPoints, find_feet
 from .mounting import Mounting
 from .rings import describe_rings, find_rings
-from .view import RingView, find_feet
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +76,11 @@ class Segmenter:
         with timed(timings, "cluster"):
             label = np.zeros(len(near), np.uint32)
             rest = np.flatnonzero(~on_ground)
-            view = None
+            on_rings = None
             if height is not None:
-                view = RingView(rings.row, rings.azimuth, height, rings).of(rest)
-            label[rest] = find_instances(upright.take(rest, axis=0), self.config.cluster, view)
-            if view is not None:
+                on_rings = RingPoints(rings.row, rings.azimuth, height, rings).of(rest)
+            label[rest] = find_instances(upright.take(rest, axis=0), self.config.cluster, on_rings)
+            if on_rings is not None:
                 label = find_feet(close, height, rings, label)
             ground, instance = np.zeros(len(points), bool), np.zeros(len(points), np.uint32)
             ground[near], instance[near] = on_ground & (label == 0), label

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The height of the ground around the sensor, followed outwards from where the sensor stands."""
+"""Ground by rings, the default: its height, followed outwards from where the sensor stands."""
 
 from __future__ import annotations
 

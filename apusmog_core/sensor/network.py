@@ -3,6 +3,7 @@
 
 All lengths are in the sensor's own steps: columns along a ring, rings, and for the depth ln(range)
 in ring steps, so that a surface looks the same at any range and from any sensor.
+Which rays are asked, which answers are kept, and their confidence: `lattice.py`.
 """
 
 from __future__ import annotations

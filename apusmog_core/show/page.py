@@ -15,7 +15,7 @@ import numpy as np
 from ..files import check_output, written_whole
 
 TEMPLATE = Path(__file__).with_name("page.html")
-STEPS = 32767  # int16 steps on each side of a frame's centre: 2 mm for a 120 m scan
+STEPS = 32767  # int16 steps on each side of a moment's centre: 2 mm for a 120 m scan
 MOST_BESIDE = 4  # clouds beside each other
 
 
@@ -30,7 +30,7 @@ class DrawnObjects:
 
 
 @dataclass(frozen=True)
-class Frame:
+class Moment:
     """One moment: the scan, and its dense objects at every ratio recorded."""
 
     name: str
@@ -38,12 +38,12 @@ class Frame:
     dense: dict[float, DrawnObjects] = field(default_factory=dict)
 
 
-def view(
+def make_page(
     paths: Sequence[str | Path],
     out: str | Path = "view.html",
     ratios: Sequence[float] = (),
     pipeline=None,
-    max_frames: int = 20,
+    most: int = 20,
     progress: Callable[[Iterable, str, int], Iterable] = lambda items, unit, total: items,
 ) -> tuple[Path, str]:
     """A page of clouds, bags or folders, and what was not found.
@@ -55,27 +55,27 @@ def view(
 
     check_output(out, *paths)
     opened = [open_scans(path) for path in paths]
-    total = sum(min(max_frames, len(scans)) for scans in opened)
-    shown = (scan for scans in opened for scan in _spread(scans, max_frames))
-    frames = [_frame(scan, ratios, pipeline) for scan in progress(shown, "scan", total)]
-    objects = any(len(dense.points) for frame in frames for dense in frame.dense.values())
-    notice = "" if objects or not ratios else _nothing_found(len(frames))
+    total = sum(min(most, len(scans)) for scans in opened)
+    shown = (scan for scans in opened for scan in _spread(scans, most))
+    moments = [_moment(scan, ratios, pipeline) for scan in progress(shown, "scan", total)]
+    objects = any(len(dense.points) for moment in moments for dense in moment.dense.values())
+    notice = "" if objects or not ratios else _nothing_found(len(moments))
     beside = len(opened) > 1 and not ratios and all(len(scans) == 1 for scans in opened)
-    return write_page(frames, out, _title(paths), notice=notice, beside=beside), notice
+    return write_page(moments, out, _title(paths), notice=notice, beside=beside), notice
 
 
-def _frame(scan, ratios: Sequence[float], pipeline) -> Frame:
+def _moment(scan, ratios: Sequence[float], pipeline) -> Moment:
     """A scan with its objects at each ratio; they are found once, so that colours stay."""
     if ratios:
         segments = pipeline.segment(scan.points, scan.intensity, scan.ring)
         dense = {ratio: pipeline.densify(segments, ratio) for ratio in ratios}
-        return Frame(scan.name, scan.points, dense)
+        return Moment(scan.name, scan.points, dense)
     if {"instance", "generated"} <= set(scan.fields):  # written by `apusmog scan`
         return _stored(scan)
-    return Frame(scan.name, scan.points)
+    return Moment(scan.name, scan.points)
 
 
-def _stored(scan) -> Frame:
+def _stored(scan) -> Moment:
     """A cloud that is dense already: what was measured, and its objects at the ratio it has."""
     instance, generated = scan.fields["instance"], scan.fields["generated"] > 0
     objects = np.flatnonzero(instance)
@@ -88,7 +88,7 @@ def _stored(scan) -> Frame:
     )
     ratio = len(objects) / max(np.count_nonzero(~dense.generated), 1)
     found = {round(ratio, 3): dense} if len(objects) else {}
-    return Frame(scan.name, scan.points[~generated], found)
+    return Moment(scan.name, scan.points[~generated], found)
 
 
 def renumbered(dense: DrawnObjects, like: DrawnObjects) -> DrawnObjects:
@@ -132,7 +132,7 @@ def _spread(scans, count: int):
 
 
 def write_page(
-    frames: Sequence[Frame],
+    moments: Sequence[Moment],
     out: str | Path,
     title: str = "APU-SMOG",
     scan_points: int = 1_000_000,
@@ -141,18 +141,18 @@ def write_page(
 ) -> Path:
     """One HTML file that needs no network; scans share `scan_points` and are thinned to fit.
 
-    `notice` is a sentence for the reader; `beside` shows the frames next to each other at first.
+    `notice` is a sentence for the reader; `beside` shows the moments next to each other at first.
     """
-    frames = [_wide(frame) for frame in frames if len(frame.scan)]
-    if not frames:
+    moments = [_wide(moment) for moment in moments if len(moment.scan)]
+    if not moments:
         raise ValueError(f"{out}: there is no point to show")
-    share = scan_points // len(frames)
+    share = scan_points // len(moments)
     page = dict(
         title=title,
         notice=notice,
-        beside=beside and 1 < len(frames) <= MOST_BESIDE,
-        **_home(frames),
-        frames=[_pack_frame(f, share) for f in frames],
+        beside=beside and 1 < len(moments) <= MOST_BESIDE,
+        **_home(moments),
+        moments=[_pack_moment(f, share) for f in moments],
     )
     # no name may end the script or begin a comment in it, and JSON knows no NaN
     data = json.dumps(page, allow_nan=False).replace("<", "\\u003c")
@@ -161,15 +161,15 @@ def write_page(
     return Path(out)
 
 
-def _wide(frame: Frame) -> Frame:
-    """A frame whose coordinates can be multiplied: float32 could overflow."""
-    return replace(frame, scan=frame.scan.astype(np.float64))
+def _wide(moment: Moment) -> Moment:
+    """A moment whose coordinates can be multiplied: float32 could overflow."""
+    return replace(moment, scan=moment.scan.astype(np.float64))
 
 
-def _home(frames: Sequence[Frame]) -> dict:
+def _home(moments: Sequence[Moment]) -> dict:
     """Where the camera starts: at the first objects there are, or at the whole cloud."""
-    first = frames[0]
-    dense = [d.points for frame in frames for d in frame.dense.values() if len(d.points)]
+    first = moments[0]
+    dense = [d.points for moment in moments for d in moment.dense.values() if len(d.points)]
     if dense:
         target = np.median(dense[0], axis=0)
         radius = np.quantile(np.linalg.norm(dense[0] - target, axis=1), 0.65)
@@ -181,7 +181,7 @@ def _home(frames: Sequence[Frame]) -> dict:
             target = np.median(first.scan, axis=0)
             radius = np.quantile(np.linalg.norm(first.scan - target, axis=1), 0.9)
     low, high = np.quantile(first.scan[:, 2], (0.005, 0.995))
-    extent = max(np.ptp(frame.scan, axis=0).max() for frame in frames)
+    extent = max(np.ptp(moment.scan, axis=0).max() for moment in moments)
     return dict(
         target=target.tolist(),
         radius=max(float(radius), 1e-3),
@@ -190,8 +190,8 @@ def _home(frames: Sequence[Frame]) -> dict:
     )
 
 
-def _pack_frame(frame: Frame, scan_points: int) -> dict:
-    everything = np.vstack([frame.scan, *(d.points for d in frame.dense.values())])
+def _pack_moment(moment: Moment, scan_points: int) -> dict:
+    everything = np.vstack([moment.scan, *(d.points for d in moment.dense.values())])
     low, high = everything.min(axis=0), everything.max(axis=0)
     centre, extent = (low + high) / 2, max(float((high - low).max()) / 2, 1e-6)
 
@@ -215,15 +215,15 @@ def _pack_frame(frame: Frame, scan_points: int) -> dict:
             **pack(dense.points, tag, *sure),
         )
 
-    step = max(1, -(-len(frame.scan) // scan_points))
-    scan = frame.scan[::step]
+    step = max(1, -(-len(moment.scan) // scan_points))
+    scan = moment.scan[::step]
     return dict(
-        name=frame.name,
+        name=moment.name,
         centre=centre.tolist(),
         extent=extent,
-        total=len(frame.scan),
+        total=len(moment.scan),
         scan=pack(scan, np.zeros(len(scan))),
-        dense=[pack_dense(float(r), d) for r, d in sorted(frame.dense.items())],
+        dense=[pack_dense(float(r), d) for r, d in sorted(moment.dense.items())],
     )
 
 

@@ -227,8 +227,8 @@ def cyclist(rng: np.random.Generator) -> Mesh:
     head, bar = np.array([0.36, 0, 0.82]), np.array([0.36, 0, rng.uniform(0.98, 1.08)])
     parts = [hoop(rear, r, 0.022, RUBBER), hoop(axle, r, 0.022, RUBBER)]
     lug = seat * (1, 1, 0.85)  # where saddle tube, top tube and rear stays meet
-    frame = [(rear, crank), (rear, lug), (crank, seat), (crank, head), (head, axle), (lug, head)]
-    parts += [tube(pair, 0.018, metal, 6) for pair in [*frame, (head, bar)]]
+    tubes = [(rear, crank), (rear, lug), (crank, seat), (crank, head), (head, axle), (lug, head)]
+    parts += [tube(pair, 0.018, metal, 6) for pair in [*tubes, (head, bar)]]
     parts += [
         tube([bar + (0, -0.28, 0), bar + (0, 0.28, 0)], 0.016, 0.1, 6),
         ellipsoid(seat + (0, 0, 0.02), (0.13, 0.08, 0.04), 0.1, 8),

@@ -107,12 +107,12 @@ def wheel(x: float, y: float, radius: float, width: float) -> Mesh:
     return tube(axle, radius, RUBBER, 16)
 
 
-def panes(corners: Sequence, across: int, up: int, frame: float, shade: float) -> Mesh:
+def panes(corners: Sequence, across: int, up: int, border: float, shade: float) -> Mesh:
     """A quad (bottom left, bottom right, top right, top left) with across x up panes of glass.
 
-    `frame` is the share of each pane's width and height that is opaque."""
+    `border` is the share of each pane's width and height that is opaque."""
     a, b, c, d = np.asarray(corners, float)
-    u, v = _cuts(across, frame), _cuts(up, frame)
+    u, v = _cuts(across, border), _cuts(up, border)
     uu, vv = u[None, :, None], v[:, None, None]
     grid = (1 - vv) * ((1 - uu) * a + uu * b) + vv * ((1 - uu) * d + uu * c)
     i, j = np.meshgrid(np.arange(len(v) - 1), np.arange(len(u) - 1), indexing="ij")
@@ -122,9 +122,9 @@ def panes(corners: Sequence, across: int, up: int, frame: float, shade: float) -
     return solid(grid.reshape(-1, 3), quads, np.repeat(np.where(glass, GLASS, shade), 2))
 
 
-def _cuts(count: int, frame: float) -> np.ndarray:
-    """0, both edges of each of `count` panes between frames, 1."""
-    edges = np.arange(count)[:, None] + (frame / 2, 1 - frame / 2)
+def _cuts(count: int, border: float) -> np.ndarray:
+    """0, both edges of each of `count` panes between borders, 1."""
+    edges = np.arange(count)[:, None] + (border / 2, 1 - border / 2)
     return np.concatenate([[0], edges.ravel() / count, [1]])
 
 

@@ -160,7 +160,7 @@ def _glazed(mesh: Mesh) -> Mesh:
 
 
 def drive(
-    frames: int,
+    count: int,
     seed: int = 0,
     sensor: Sensor | None = None,
     meshes: str | Path | None = None,
@@ -168,12 +168,12 @@ def drive(
 ) -> Iterator[SimulatedScan]:
     """Scans of a sensor that moves along one street among moving objects; ids stay the same."""
     sensor = sensor or Sensor.named().jittered(seed)
-    reach = 120.0 + 2 * STREET_SPEED * frames / rate
+    reach = 120.0 + 2 * STREET_SPEED * count / rate
     scene = street(seed, meshes, length=reach)
-    for frame in range(frames):
-        seconds = frame / rate
+    for number in range(count):
+        seconds = number / rate
         at = (STREET_SPEED * seconds, 0.0, 0.0)
-        turn = scan(scene.after(seconds), sensor, seed=seed + frame, at=at)
+        turn = scan(scene.after(seconds), sensor, seed=seed + number, at=at)
         yield replace(turn, stamp=seconds)
 
 

@@ -23,7 +23,7 @@ from ..sensor.view import ObjectGraph, ObjectScan, find_columns, look_around
 from ..settings import from_dict
 from ..upsampler import Upsampler
 from .loop import ray_batch, train
-from .ray_samples import FEWEST, PROBES, RaySample, RaySamples, azimuth_window, ray_sample
+from .probes import FEWEST, PROBES, ProbedObject, ProbedObjects, azimuth_window, probed_object
 
 RANGE = (3.0, 60.0)  # metres: objects to learn from
 STRIDES = (2, 2, 3, 4)  # every how many rings are kept
@@ -48,14 +48,14 @@ def finetune(
     force: bool = False,
     steps: int = 400,
     rate: float = 1e-4,
-    frames: int = 100,
+    most: int = 100,
     device: str = "auto",
     seed: int = 0,
     progress: rings.Progress = rings.without_progress,
 ) -> Outcome:
     """Continue training the weights `start` on scans that have ring numbers, and write `out`.
 
-    At most `frames` scans are used, spread over all there are; the last fifth of them is held out.
+    At most `most` scans are used, spread over all there are; the last fifth of them is held out.
     Where the score on it gets worse than before, or than that of the file to be overwritten,
     nothing is written unless `force` says so.
     """
@@ -79,15 +79,15 @@ def finetune(
         rivals[f"{out.name} now"] = out
     rivals = {name: weights.load_network(file) for name, file in rivals.items()}
 
-    samples, cases = prepare(scans, frames, seed)
+    objects, cases = prepare(scans, most, seed)
     tables = {name: score(network, cases, device, progress) for name, network in rivals.items()}
-    tuned = continue_training(config, start, samples)
+    tuned = continue_training(config, start, objects)
     tables["after"] = score(tuned, cases, device, progress)
 
     goals = {name: deciding_score(table) for name, table in tables.items()}
     written = force or goals["after"] >= max(goals.values())
     if written:
-        weights.save(tuned, out, _card(stored, start, config, samples, goals))
+        weights.save(tuned, out, _card(stored, start, config, objects, goals))
     rows = [
         {"weights": name, "group": group, **table[group]}
         for group in tables["before"]
@@ -96,12 +96,12 @@ def finetune(
     return Outcome(rows, written)
 
 
-def continue_training(config: TrainConfig, start: str | Path, samples: RaySamples) -> ApuSmog:
+def continue_training(config: TrainConfig, start: str | Path, objects: ProbedObjects) -> ApuSmog:
     """The network after training, rounded as it is stored."""
     with tempfile.TemporaryDirectory() as folder:
         config = replace(config, out=folder)
         file = train(
-            config, start_from=start, source=lambda *place: ray_batch(samples, config, *place)
+            config, start_from=start, source=lambda *place: ray_batch(objects, config, *place)
         )
         return weights.load_network(file)
 
@@ -125,48 +125,48 @@ def deciding_score(table: Scores) -> float:
     return table.get("surface", table.get("vegetation"))["f_10"]
 
 
-def _card(stored, start, config: TrainConfig, samples: RaySamples, goals) -> dict:
+def _card(stored, start, config: TrainConfig, objects: ProbedObjects, goals) -> dict:
     return {
         **stored.get("card", {}),
         "finetuned_from": str(start),
         "finetuned_steps": config.steps,
-        "finetuned_samples": len(samples),
+        "finetuned_objects": len(objects),
         "held_out_f10_before": round(goals["before"], 4),
         "held_out_f10_after": round(goals["after"], 4),
     }
 
 
-# --- scans to samples ----------------------------------------------------------------------------
+# --- scans to objects ----------------------------------------------------------------------------
 
 
-def prepare(scans: str | Path, frames: int, seed: int) -> tuple[RaySamples, list[rings.RingCase]]:
-    """Training samples of the first scans, and hold-out cases of the last fifth.
+def prepare(scans: str | Path, most: int, seed: int) -> tuple[ProbedObjects, list[rings.RingCase]]:
+    """Probed objects of the first scans, and hold-out cases of the last fifth.
 
     Scans between those trained on would show the same objects from the same place.
     """
-    found = list(rings.scans_with_rings(scans, frames))
+    found = list(rings.scans_with_rings(scans, most))
     if len(found) < 2:
         raise ValueError(f"{scans}: {len(found)} scans; two are the least, one to score on")
     first_held = len(found) - max(1, len(found) // 5)
     rng, segment = np.random.default_rng(seed), Segmenter()
-    samples = [sample for scan in found[:first_held] for sample in scan_samples(scan, segment, rng)]
+    objects = [one for scan in found[:first_held] for one in scan_objects(scan, segment, rng)]
     cases = [case for scan in found[first_held:] for case in rings.cases_of(scan, segment)]
-    if not samples or not cases:
+    if not objects or not cases:
         raise ValueError(
-            f"{scans}: {len(samples)} objects to train on and {len(cases)} to score were found; "
+            f"{scans}: {len(objects)} objects to train on and {len(cases)} to score were found; "
             "give more scans, of a street with objects within 45 m"
         )
-    return RaySamples.of(samples), cases
+    return ProbedObjects.of(objects), cases
 
 
-def scan_samples(scan: Scan, segment: Segmenter, rng: np.random.Generator) -> list[RaySample]:
+def scan_objects(scan: Scan, segment: Segmenter, rng: np.random.Generator) -> list[ProbedObject]:
     """The objects of one scan, several times, each time with other rings dropped."""
-    view = FullScan.of(scan.points, scan.ring, segment.find(scan.points, scan.ring))
-    samples = []
+    full = FullScan.of(scan.points, scan.ring, segment.find(scan.points, scan.ring))
+    objects = []
     for _ in range(DRAWS):
         stride = int(rng.choice(STRIDES))
-        samples += dropped_samples(view, stride, int(rng.integers(stride)), rng)
-    return samples
+        objects += dropped_objects(full, stride, int(rng.integers(stride)), rng)
+    return objects
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,9 +191,9 @@ class FullScan:
         return cls(points, polar, found, seen, row_at, column)
 
 
-def dropped_samples(
+def dropped_objects(
     scan: FullScan, stride: int, first: int, rng: np.random.Generator
-) -> list[RaySample]:
+) -> list[ProbedObject]:
     """Every `stride`-th ring of all objects as input, the rays of the others as probes."""
     number, found = scan.rings.number, scan.found
     kept = number % stride == first
@@ -213,7 +213,7 @@ def dropped_samples(
     probes, hit = held_probes(scan, graph, np.flatnonzero(kept)[graph.rows], stride, rng)
     edges = np.concatenate(([0], np.cumsum(graph.sizes)))
     parts = [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
-    return [ray_sample(graph, rows, probes[rows], hit[rows]) for rows in parts]
+    return [probed_object(graph, rows, probes[rows], hit[rows]) for rows in parts]
 
 
 def held_probes(

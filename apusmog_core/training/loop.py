@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training: one loop for surface patches and for rays, exact to resume, in one process or many."""
+"""Training: one loop for surface patches and for rays, exact to resume, in one process or many.
+
+What a step computes, both forward passes of it, is in `model/losses.py` and `sensor/losses.py`.
+"""
 
 from __future__ import annotations
 
@@ -292,19 +295,19 @@ def open_source(config: TrainConfig) -> Source:
     data = config.data
     cache = data.cache or str(Path(config.out) / "cache")
     if config.network.domain == "sensor":
-        from .ray_samples import prepare
+        from .probes import prepare
 
-        samples = prepare(data.patches, 1 + config.seed, data.road, cache)
-        return lambda *place: ray_batch(samples, config, *place)
+        objects = prepare(data.patches, 1 + config.seed, data.road, cache)
+        return lambda *place: ray_batch(objects, config, *place)
     from .patches import open_patches, patch_batch
 
     patches = open_patches(data, config.seed, cache)
     return lambda *place: patch_batch(patches, config, *place)
 
 
-def ray_batch(samples, config: TrainConfig, step: int, rank: int, size: int) -> dict[str, Tensor]:
+def ray_batch(objects, config: TrainConfig, step: int, rank: int, size: int) -> dict[str, Tensor]:
     rng = np.random.default_rng((config.seed, step))
-    chosen = rng.integers(len(samples), size=config.batch)
+    chosen = rng.integers(len(objects), size=config.batch)
     mine = chosen[rank::size]
     rng = np.random.default_rng((config.seed, step, rank))
-    return samples.batch(mine, rng)
+    return objects.batch(mine, rng)

@@ -44,11 +44,11 @@ STRIDES = {  # every how many rings are kept, by how many there are
 }
 FEWEST, LARGEST = 4, 600  # points of one object
 FARTHEST = 75.0  # metres
-VERSION = 9  # of the samples, for caches: raise it when they change
+VERSION = 9  # of the probes, for caches: raise it when they change
 
 
 @dataclass
-class RaySample:
+class ProbedObject:
     """One object as its sensor sees it, with the true answers of rays around its points."""
 
     neighbours: np.ndarray  # (n, k), itself first
@@ -58,8 +58,8 @@ class RaySample:
     hit: np.ndarray  # (n, PROBES): the ray meets this object
 
 
-def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
-    """All objects of one simulated scan as training samples."""
+def street_objects(seed: int, meshes: str | None = None) -> list[ProbedObject]:
+    """All objects of one simulated scan, probed."""
     from .. import simulate
 
     rng = np.random.default_rng(seed)
@@ -89,7 +89,7 @@ def street_samples(seed: int, meshes: str | None = None) -> list[RaySample]:
     graph = view_kept(scan, labels, kept, sensor.height, rng)
     ends = np.cumsum(graph.sizes)
     return [
-        _sample(truth, graph, slice(end - size, end), rng)
+        _probed(truth, graph, slice(end - size, end), rng)
         for truth, size, end in zip(truths, graph.sizes, ends, strict=True)
     ]
 
@@ -176,7 +176,7 @@ def azimuth_window(
     return index[away < half], (middle, half)
 
 
-def _sample(truth: Truth, graph: ObjectGraph, rows: slice, rng: np.random.Generator) -> RaySample:
+def _probed(truth: Truth, graph: ObjectGraph, rows: slice, rng) -> ProbedObject:
     azimuth, elevation, depth = graph.polar[rows].T[:, :, None]
     up, down = graph.steps[rows].T[:, :, None]
     strays = rng.uniform(-1, 1, (len(azimuth), PROBES, 2)) * (1.0, 1.05)
@@ -190,12 +190,14 @@ def _sample(truth: Truth, graph: ObjectGraph, rows: slice, rng: np.random.Genera
         (aimed[1] - elevation) / rise,
         np.where(hit, (np.log(reach) - depth) / up, 0.0),
     )
-    return ray_sample(graph, rows, np.stack(rays, axis=-1), hit)
+    return probed_object(graph, rows, np.stack(rays, axis=-1), hit)
 
 
-def ray_sample(graph: ObjectGraph, rows: slice, probes: np.ndarray, hit: np.ndarray) -> RaySample:
-    """A sample of one object of a graph, from probes (n, PROBES, 3) around its points and hits."""
-    return RaySample(
+def probed_object(
+    graph: ObjectGraph, rows: slice, probes: np.ndarray, hit: np.ndarray
+) -> ProbedObject:
+    """One object of a graph, from probes (n, PROBES, 3) around its points and hits."""
+    return ProbedObject(
         (graph.neighbours[rows] - rows.start).astype(np.int16),
         graph.offsets[rows].astype(np.float16),
         graph.context[rows].astype(np.float16),
@@ -204,7 +206,7 @@ def ray_sample(graph: ObjectGraph, rows: slice, probes: np.ndarray, hit: np.ndar
     )
 
 
-# --- many samples, in few arrays -----------------------------------------------------------------
+# --- many objects, in few arrays -----------------------------------------------------------------
 
 
 def _mirrored() -> np.ndarray:
@@ -220,25 +222,25 @@ def _mirrored() -> np.ndarray:
 MIRRORED = _mirrored()
 
 
-class RaySamples:
-    """Samples end to end in flat arrays; a batch is a few of them as one graph."""
+class ProbedObjects:
+    """Objects end to end in flat arrays; a batch is a few of them as one graph."""
 
-    ARRAYS = tuple(f.name for f in fields(RaySample))
+    ARRAYS = tuple(f.name for f in fields(ProbedObject))
 
     def __init__(self, arrays: dict[str, np.ndarray], sizes: np.ndarray):
         self.arrays, self.sizes = arrays, sizes
         self.starts = np.concatenate(([0], np.cumsum(sizes)))
 
     @classmethod
-    def of(cls, samples: list[RaySample]) -> RaySamples:
-        arrays = {name: np.concatenate([getattr(s, name) for s in samples]) for name in cls.ARRAYS}
-        return cls(arrays, np.array([len(s.probes) for s in samples]))
+    def of(cls, objects: list[ProbedObject]) -> ProbedObjects:
+        arrays = {name: np.concatenate([getattr(o, name) for o in objects]) for name in cls.ARRAYS}
+        return cls(arrays, np.array([len(o.probes) for o in objects]))
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def batch(self, chosen: np.ndarray, rng: np.random.Generator) -> dict[str, Tensor]:
-        """The chosen samples as one graph (total, ...), half of them mirrored."""
+        """The chosen objects as one graph (total, ...), half of them mirrored."""
         index = np.concatenate([np.arange(self.starts[c], self.starts[c + 1]) for c in chosen])
         out = {name: array[index] for name, array in self.arrays.items()}
         sizes = self.sizes[chosen]
@@ -258,37 +260,41 @@ class RaySamples:
             np.savez(place, sizes=self.sizes, **self.arrays)
 
     @classmethod
-    def load(cls, path: str | Path) -> RaySamples:
+    def load(cls, path: str | Path) -> ProbedObjects:
         stored = np.load(path)
         return cls({name: stored[name] for name in cls.ARRAYS}, stored["sizes"])
 
 
-def prepare(count: int, seed: int, meshes: str | None, cache: str | Path) -> RaySamples:
-    """At least `count` samples, simulated once on all cores and cached; the same for a seed."""
+def prepare(count: int, seed: int, meshes: str | None, cache: str | Path) -> ProbedObjects:
+    """At least `count` objects, simulated once on all cores and cached; the same for a seed."""
     path = Path(cache) / f"rays-v{VERSION}-{count}-{seed}-{_named(meshes)}.npz"
     if path.is_file():
-        return RaySamples.load(path)
+        return ProbedObjects.load(path)
     from tqdm import tqdm
 
-    samples: list[RaySample] = []
+    objects: list[ProbedObject] = []
     streets = range(seed * 1_000_000, (seed + 1) * 1_000_000)
-    simulate = partial(street_samples, meshes=meshes)
+    simulate = partial(street_objects, meshes=meshes)
     with processes() as pool:
         bar = tqdm(total=count, desc="simulating", unit="object")
         for found in pool.imap(simulate, streets, chunksize=4):
-            samples += found
+            objects += found
             bar.update(len(found))
-            if len(samples) >= count:
+            if len(objects) >= count:
                 break
         bar.close()
         pool.terminate()
-    data = RaySamples.of(samples)
+    data = ProbedObjects.of(objects)
     data.save(path)
     return data
 
 
 def _named(meshes: str | None) -> str:
-    """A name for the meshes that samples come from: by their list, so that a change is noticed."""
+    """A name for the meshes that objects come from, by all that is in their folder."""
     if not meshes:
         return "built-in"
-    return hashlib.sha256((Path(meshes) / "MANIFEST.tsv").read_bytes()).hexdigest()[:8]
+    digest = hashlib.sha256()
+    for file in sorted(path for path in Path(meshes).rglob("*") if path.is_file()):
+        digest.update(f"{file.relative_to(meshes)} {file.stat().st_size} ".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:8]

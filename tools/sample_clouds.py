@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the clouds that ship with the package, from built-in shapes: python -m tools.samples"""
+"""Make the clouds that ship with the package, of built-in shapes: python -m tools.sample_clouds"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from apusmog_core.samples import STORED, pack
+from apusmog_core.sample_clouds import STORED, pack
 from apusmog_core.simulate.objects import BUILDERS
 from apusmog_core.simulate.sensor import Placed, Scene, Sensor, SimulatedScan, scan
 from apusmog_core.simulate.street import street
@@ -18,7 +18,7 @@ RANGE = {"hdl64e": 20.0, "vlp16": 8.0}  # metres: where the rings still show wha
 STREET = 19  # seed of a street with cars, persons and a cyclist near the sensor
 
 
-def make_samples(seed: int = 0) -> dict[str, np.ndarray]:
+def make_sample_clouds(seed: int = 0) -> dict[str, np.ndarray]:
     """All clouds by name, as they are stored."""
     stored = {"shape": sample_mesh(knot(), SHAPE_POINTS, seed)}
     for short, name in SENSORS.items():
@@ -37,7 +37,7 @@ def _packed(turn: SimulatedScan, instance: int | None = None) -> np.ndarray:
 
 
 def main() -> None:
-    np.savez_compressed(STORED, **make_samples())
+    np.savez_compressed(STORED, **make_sample_clouds())
     print(f"{STORED}: {STORED.stat().st_size} bytes")
 
 

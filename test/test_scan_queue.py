@@ -11,7 +11,7 @@ pytest.importorskip("rclpy", reason="ROS 2 (rclpy) is not installed")
 from conftest import DEADLINE, wait_until  # noqa: E402
 from harness import Harness, scan, street  # noqa: E402
 
-from apusmog_ros.stages import Stages  # noqa: E402
+from apusmog_ros.scan_queue import ScanQueue  # noqa: E402
 
 
 def test_an_item_that_takes_longer_is_still_answered_first():
@@ -25,26 +25,26 @@ def test_an_item_that_takes_longer_is_still_answered_first():
             assert release.wait(DEADLINE)
         return item
 
-    stages = Stages(first, answered.append, threads=2)
+    scan_queue = ScanQueue(first, answered.append, threads=2)
     for item in range(3):
-        assert not stages.put(item)
+        assert not scan_queue.put(item)
         assert begun[item].wait(DEADLINE)  # so that none gives way to the next
-    wait_until(lambda: len(stages._results) == 2 or answered, "the results of the others")
+    wait_until(lambda: len(scan_queue._results) == 2 or answered, "the results of the others")
     assert answered == []
     release.set()
     wait_until(lambda: len(answered) == 3, "all answers")
     assert answered == [0, 1, 2]
-    assert stages.close(DEADLINE)
+    assert scan_queue.close(DEADLINE)
 
 
 def test_an_item_without_a_result_does_not_hold_up_the_others():
     answered = []
-    stages = Stages(lambda item: item or None, answered.append, threads=1)
+    scan_queue = ScanQueue(lambda item: item or None, answered.append, threads=1)
     for item in (0, 7):
-        stages.put(item)
-        wait_until(lambda: stages._waiting is None, "an idle thread")
+        scan_queue.put(item)
+        wait_until(lambda: scan_queue._waiting is None, "an idle thread")
     wait_until(lambda: answered == [7], "the answer")
-    assert stages.close(DEADLINE)
+    assert scan_queue.close(DEADLINE)
 
 
 def test_the_age_of_a_scan_counts_the_nanoseconds_of_its_stamp(ros):

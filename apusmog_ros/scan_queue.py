@@ -11,7 +11,7 @@ from typing import Any
 MOST_UNANSWERED = 16  # items: `second` may wait for transforms, and memory is not endless
 
 
-class Stages:
+class ScanQueue:
     """Runs `second(first(item))` for the newest items put in; None from `first` ends an item.
 
     Each of a few threads does `first` on its own. That is quicker than to share one item among

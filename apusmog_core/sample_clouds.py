@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small clouds that ship with the package, all simulated from built-in shapes: our own data.
 
-`tools/samples.py` makes them. A scan is stored in polar coordinates as whole steps, each as the
-difference to the point before: along a ring only the range changes, so that it packs well.
+`tools/sample_clouds.py` makes them. A scan is stored in polar coordinates as whole steps, each as
+the difference to the point before: along a ring only the range changes, so that it packs well.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 
 from .data import write_points
 
-STORED = Path(__file__).with_name("samples.npz")
+STORED = Path(__file__).with_name("sample_clouds.npz")
 RANGE_STEP = 0.005  # metres
 ANGLE_STEP = np.pi / 32768  # radians: 0.005 degrees
 INTENSITY_STEP = 0.01
 
 
-def write_samples(out: str | Path) -> dict[Path, str]:
+def write_sample_clouds(out: str | Path) -> dict[Path, str]:
     """Write scans and objects as .pcd, the shape as .ply; what each file is."""
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)

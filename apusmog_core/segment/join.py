@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sensor's own grid of rings and shots: what hangs together there, and what is an object.
+"""Objects joined across the sensor's rings, and which of them are objects at all.
 
 Euclidean distance does not hold across rings that are farther apart than an object is high. There,
 points join with those above them on the next ring.
@@ -31,7 +31,7 @@ CLEAR, WIDE = 0.25, 0.3  # metres above the ground, and across, of an object on 
 
 
 @dataclass(frozen=True, eq=False)
-class RingView:
+class RingPoints:
     """Where n points are on the sensor's grid, and how high above the ground."""
 
     row: np.ndarray  # (n,) ring by rising elevation
@@ -39,10 +39,10 @@ class RingView:
     height: np.ndarray  # (n,) float32, above the ground
     rings: Rings
 
-    def of(self, chosen: np.ndarray) -> RingView:
+    def of(self, chosen: np.ndarray) -> RingPoints:
         """That of some of the points."""
         columns = (self.row, self.azimuth, self.height)
-        return RingView(*(column.take(chosen) for column in columns), self.rings)
+        return RingPoints(*(column.take(chosen) for column in columns), self.rings)
 
     @property
     def least_adaptive(self) -> float:
