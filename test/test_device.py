@@ -12,6 +12,7 @@ from apusmog_core import ScanPipeline, Upsampler
 from apusmog_core.compute import PRECISIONS
 from apusmog_core.config import PRESETS, PipelineConfig
 from apusmog_core.data import open_scans
+from apusmog_core.pace import typical_scan
 from apusmog_core.sensor import device
 from apusmog_core.sensor.compiled import CompiledRayNetwork
 from apusmog_core.sensor.lattice import LATTICE, confidence, judge_rays
@@ -68,6 +69,21 @@ def test_a_kitti_scan_takes_at_most_200_operations_one_upload_and_one_download(
         assert counted.operations.total() <= 200
         assert len(counted.uploads) == len(counted.downloads) == 1
         assert counted.synchronisations == ["nonzero"]  # how many points are the lowest
+
+
+def test_a_message_becomes_dense_on_a_device_with_its_intensities():
+    scan = typical_scan().only(np.arange(1, 40))
+    intensity = np.arange(len(scan.points), dtype=np.float32)
+    with pretended_device() as counted:
+        config = PipelineConfig(device="cuda", weights="lidar", precision="bfloat16")
+        pipeline = ScanPipeline(config)
+        counted.clear()
+        dense = pipeline.process(scan.points, intensity, ratio=4.0, ring=scan.ring)
+        assert len(counted.uploads) == len(counted.downloads) == 1
+    assert np.count_nonzero(dense.generated) > 1000
+    assert np.array_equal(dense.intensity, dense.segments.intensity[dense.source])
+    away = np.linalg.norm(dense.points - dense.segments.points[dense.source], axis=1)
+    assert np.quantile(away, 0.9) < 0.5
 
 
 @pytest.mark.parametrize("spread", ["rings", "even"])

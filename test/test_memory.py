@@ -78,6 +78,17 @@ def test_one_object_that_does_not_fit_is_done_by_the_cpu_for_this_scan_only(up):
     assert gpu.asked[3:] == [60]  # there again
 
 
+def test_the_cpu_takes_over_from_half_precision():
+    torch.manual_seed(0)
+    network = build_network(PRESETS["lidar"])
+    half = Upsampler(network, "cpu", precision="bfloat16")
+    wanted = grow(half, 2)
+    Full(half.network, SIZE - 1)
+    with pytest.warns(UserWarning, match="on the CPU"):
+        found = grow(half, 2)
+    assert all(cKDTree(a).query(b)[0].max() < 0.02 for a, b in zip(wanted, found, strict=True))
+
+
 def test_a_scan_beside_one_that_goes_to_the_cpu_keeps_its_network(up):
     """The second scan is in the middle of the network while the first gives up the GPU."""
     wanted, places = grow(up, 3), []

@@ -28,6 +28,12 @@ def least_gap(points: np.ndarray) -> float:
     return float(np.quantile(cKDTree(points).query(points, k=2)[0][:, 1], 0.05))
 
 
+def apart(*clouds: np.ndarray) -> torch.Tensor:
+    """Points (N, 4) of all clouds, as a device has them."""
+    tables = [np.insert(c, 3, i * device.APART, axis=1) for i, c in enumerate(clouds)]
+    return torch.from_numpy(np.concatenate(tables).astype(np.float32))
+
+
 def as_batch(*clouds: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.stack(clouds).astype(np.float32))
 
@@ -43,46 +49,89 @@ def test_neighbours_by_all_distances_are_those_of_a_tree(monkeypatch, memory):
     assert torch.allclose(away[0, 0], expected, atol=1e-6)
 
 
-def test_farthest_points_of_several_clouds_are_those_of_fpsample():
+@pytest.mark.parametrize("memory", [1 << 30, 1 << 14])
+def test_neighbours_are_of_the_same_cloud_whatever_its_size(monkeypatch, memory):
+    for module in ("geometry", "surface.device"):
+        monkeypatch.setattr(f"apusmog_core.{module}.free_memory", lambda _: memory)
+    clouds, queries = ([ball(n, n) for n in sizes] for sizes in ((50, 3, 1, 200), (9, 20, 5, 40)))
+    sizes, counts = (np.array([len(c) for c in many]) for many in (clouds, queries))
+    away, index = device.nearest_of_each(apart(*clouds), sizes, apart(*queries), counts, 5)
+    begin = np.cumsum(sizes) - sizes
+    found = zip(
+        np.split(index.numpy(), np.cumsum(counts)[:-1]), clouds, queries, begin, strict=True
+    )
+    for mine, cloud, asked, first in found:
+        assert np.array_equal(mine - first, nearest(cloud.astype(np.float32), 5, asked))
+    assert away.max() <= 2
+
+
+def chosen(clouds: list[np.ndarray], counts, fixed: float | None = None) -> list[np.ndarray]:
+    """Indices of the points that are chosen of each cloud; far from `fixed` along x."""
+    sizes = np.array([len(c) for c in clouds])
+    plan = device.Choice(sizes, np.asarray(counts), fixed is not None)
+    points = apart(*clouds)
+    away = None if fixed is None else (points[:, 0] - fixed).abs()
+    sent = {name: torch.from_numpy(array) for name, array in plan.packed.items()}
+    index = plan.choose(points, away, sent).numpy()
+    parts = np.split(index, np.cumsum(counts)[:-1])
+    return [part - first for part, first in zip(parts, np.cumsum(sizes) - sizes, strict=True)]
+
+
+def test_farthest_points_of_a_few_are_those_of_fpsample_cloud_by_cloud():
     clouds = [ball(200, seed) for seed in range(3)]
-    real = torch.ones(3, 200, dtype=torch.bool)
-    found = device.farthest_in_batch(as_batch(*clouds), real, 40).numpy()
-    for cloud, mine in zip(clouds, found, strict=True):
-        assert np.array_equal(mine, farthest(cloud, 40))
+    for cloud, mine in zip(clouds, chosen(clouds, [40, 30, 1]), strict=True):
+        assert np.array_equal(mine, farthest(cloud, len(mine)))
 
 
-def test_points_that_only_fill_a_block_are_never_chosen():
-    points = as_batch(ball(1500))
-    for count in (1, 333, 1499, 1500):
-        (index,) = device.spread_out(points, count).numpy()
-        assert len(index) == count and len(np.unique(index)) == count
+def test_each_cloud_gets_its_count_and_no_point_twice():
+    in_one_place = np.zeros((70, 3))
+    clouds = [ball(1500), in_one_place, ball(4), ball(900, 1)]
+    for counts in ((1, 70, 4, 333), (1499, 1, 3, 900), (1500, 33, 1, 64)):
+        found = chosen(clouds, counts)
+        assert [len(np.unique(mine)) for mine in found] == list(counts)
+        for mine, cloud in zip(found, clouds, strict=True):
+            assert 0 <= mine.min() and mine.max() < len(cloud)
+
+
+def test_points_far_from_measured_ones_go_first():
+    clouds = [ball(600), ball(300, 1)]
+    for cloud, mine in zip(clouds, chosen(clouds, [200, 100], fixed=1.0), strict=True):
+        assert cloud[mine, 0].max() < np.median(cloud[:, 0]) + 0.1
 
 
 def test_blocks_on_a_device_spread_points_as_evenly_as_those_of_the_cpu():
     cloud = ball(9000).astype(np.float32)
-    (mine,) = device.spread_out(as_batch(cloud), 3000).numpy()
+    cloud = cloud[cKDTree(cloud).indices]
+    (mine,) = chosen([cloud], [3000])
     theirs = choose.spread_out(cloud, 3000)
     assert len(np.unique(mine)) == 3000
-    assert least_gap(cloud[mine]) > 0.9 * least_gap(cloud[theirs])
+    assert least_gap(cloud[mine]) > 0.85 * least_gap(cloud[theirs])
 
 
 def test_relaxing_on_a_device_moves_points_as_the_cpu_does():
-    found, fixed = ball(900).astype(np.float32), ball(50, 1).astype(np.float32)
-    chosen = found[::5]
-    mine = device.relax(*(as_batch(c) for c in (chosen, found, fixed)))[0].numpy()
-    assert mine == pytest.approx(choose.relax(chosen, found, fixed), abs=1e-4)
+    found, fixed = (
+        [ball(n, n).astype(np.float32) for n in sizes] for sizes in ((900, 400), (50, 9))
+    )
+    few = [cloud[::5] for cloud in found]
+    new, sizes = (np.array([len(c) for c in many]) for many in (few, found))
+    away = np.concatenate(
+        [cKDTree(f).query(c)[0] for f, c in zip(fixed, found, strict=True)], dtype=np.float32
+    )
+    mine = device.relax(apart(*few), new, apart(*found), sizes, torch.from_numpy(away)).numpy()
+    theirs = [choose.relax(*three) for three in zip(few, found, fixed, strict=True)]
+    assert mine[:, :3] == pytest.approx(np.concatenate(theirs), abs=1e-4)
 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_trained_weights_give_clouds_as_even_and_as_near_to_the_surface_as_on_the_cpu(keep):
-    clouds = [ball(400, seed) for seed in range(3)]
+    clouds = [ball(400), ball(250, 1), ball(400, 2)]
     there = device.DeviceSurface(load_network("shape"), CPU, torch.float32, denoise=False)
     up = Upsampler(load_network("shape"), "cpu", denoise=False)
     expected = up.upsample_many(clouds, 4, keep_measured=keep)
     up.way = there
     found = up.upsample_many(clouds, 4, keep_measured=keep)
     for mine, theirs in zip(found, expected, strict=True):
-        assert mine.shape == theirs.shape == (1600, 3)
+        assert mine.shape == theirs.shape
         off = [np.abs(np.linalg.norm(c, axis=1) - 1).mean() for c in (mine, theirs)]
         assert off[0] < 1.1 * off[1] and least_gap(mine) > 0.85 * least_gap(theirs)
 
@@ -111,16 +160,34 @@ def test_presets_and_precisions_run_on_the_device(preset, precision):
     assert all(np.isfinite(d).all() for d in dense)
 
 
-def test_clouds_of_one_size_go_there_and_come_back_together():
+@pytest.mark.parametrize("keep", [False, True])
+def test_clouds_of_any_sizes_go_there_and_come_back_together(keep):
     network = build_network(replace(PRESETS["shape"], width=16, neighbours=6))
     with pretended_device() as counted:
         up = Upsampler(network, CUDA, denoise=False)
         totals = []
-        for count in (1, 5):
+        for sizes in ([80], [80, 33, 90, 4, 61]):
             counted.clear()
-            up.upsample_many([ball(80, seed) for seed in range(count)], 3)
+            up.upsample_many([ball(n, n) for n in sizes], 3, keep_measured=keep)
             totals.append(counted.operations.total())
-            points = [size for size in counted.downloads if size > 8]
-            assert len(points) == 1
+            assert len(counted.uploads) == len(counted.downloads) == 1
             assert not counted.synchronisations
     assert totals[1] < 1.1 * totals[0]
+
+
+def test_the_farthest_points_of_a_cloud_take_few_operations():
+    with pretended_device() as counted:
+        up = Upsampler(load_network("shape"), CUDA, denoise=False)
+        counted.clear()
+        up.upsample(ball(1024), 4)
+        assert counted.operations.total() <= 500 and not counted.synchronisations
+        assert len(counted.uploads) == len(counted.downloads) == 1
+
+
+def test_a_cloud_does_not_depend_on_those_beside_it():
+    way = device.DeviceSurface(load_network("shape"), CPU, torch.float32, denoise=False)
+    up = Upsampler(load_network("shape"), "cpu", denoise=False)
+    up.way = way
+    alone = up.upsample(ball(300), 4)
+    beside = up.upsample_many([7 * ball(120, 1) + 50, ball(300)], 4)[1]
+    assert cKDTree(alone).query(beside)[0].max() < 1e-4

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -174,8 +175,12 @@ class ApuSmog(nn.Module):
         counts: Tensor | None = None,
         refine: bool = True,
         chunk: int = 0,
+        search: Callable[[Tensor, int], Tensor] = nearest_in_batch,
     ) -> Decoded:
-        """samples (B, M, 3), in the order of their components -> M points, coarse and refined."""
+        """samples (B, M, 3), in the order of their components -> M points, coarse and refined.
+
+        `search` gives the neighbours (B, M, k) of coarse points.
+        """
         every = torch.arange(encoded.points.shape[1], device=samples.device)
         anchors = every[self.anchors()]
         if self.config.output == "absolute":
@@ -188,7 +193,7 @@ class ApuSmog(nn.Module):
             if self.config.refine_from == "encoder":
                 own = self.anchor_of(encoded, samples, counts)
             for block in self.refine:
-                near = nearest_in_batch(fine, k)
+                near = search(fine, k)
                 if self.config.refine_from == "backbone":
                     fine = self._refine_by_backbone(block, encoded, fine, near)
                 else:

@@ -3,8 +3,10 @@
 
 What `view.py`, `lattice.py` and `grow.py` do in machine code, here as gathers, reductions and one
 sort over tensors of the whole scan. `packed.py` uploads where each return lies among rings and
-columns; the download has the new points. In shapes: N returns, a object points, P places around
-each, R rows of S rays, m new points.
+columns; the download has the new points, and of which measured point each takes its other fields.
+One thing differs from `grow.py`: a ray beside each point is asked in advance, not only where likely
+ones are missing, which would have to be waited for. In shapes: N returns, a object points, P places
+around each, R rows of S rays, m new points.
 """
 
 from __future__ import annotations

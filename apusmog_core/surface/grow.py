@@ -121,14 +121,27 @@ class SurfaceUpsampler:
         """Even normal noise (B, count, 2): one low-discrepancy set, shifted for each component."""
         batch, components = mixture.mean.shape[:2]
         per = count // components if counts is None else int(counts.max())
-        generator = torch.Generator().manual_seed(seed)
-        shift = torch.rand(components, 1, 2, generator=generator)
-        golden = 1.3247179572447460  # R2 sequence
-        steps = torch.tensor([1 / golden, 1 / golden**2], dtype=torch.float64)
-        base = (torch.arange(1, per + 1, dtype=torch.float64)[:, None] * steps).float()
-        share = ((base + shift) % 1).clamp(0.005, 0.995)
-        noise = torch.special.ndtri(share).to(self.device)  # (K, per, 2)
+        shares = (even_shares(per), shifts(components, seed))
+        noise = even_noise(*(torch.from_numpy(s) for s in shares)).to(self.device)  # (K, per, 2)
         if counts is None:
             return noise.flatten(0, 1)[None].expand(batch, -1, -1)
         first = torch.arange(per, device=self.device) < counts[..., None]  # (B, K, per)
         return torch.stack([noise[mine] for mine in first])
+
+
+def even_shares(count: int) -> np.ndarray:
+    """Points (count, 2) that fill the unit square evenly: the R2 sequence."""
+    golden = 1.3247179572447460
+    steps = np.array([1 / golden, 1 / golden**2])
+    return (np.arange(1, count + 1)[:, None] * steps).astype(np.float32)
+
+
+def shifts(components: int, seed: int) -> np.ndarray:
+    """How each component (K, 2) shifts them."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(components, 2, generator=generator).numpy()
+
+
+def even_noise(shares: Tensor, shift: Tensor) -> Tensor:
+    """Normal noise (K, per, 2): shares of the unit square (per, 2), shifted by (K, 2)."""
+    return torch.special.ndtri(((shares + shift[:, None]) % 1).clamp(0.005, 0.995))
