@@ -15,7 +15,8 @@ from apusmog_core.data import open_scans
 from apusmog_core.pace import typical_scan
 from apusmog_core.sensor import device
 from apusmog_core.sensor.compiled import CompiledRayNetwork
-from apusmog_core.sensor.lattice import LATTICE, confidence, judge_rays
+from apusmog_core.sensor.grow import LIMITS
+from apusmog_core.sensor.lattice import judge_rays
 from apusmog_core.sensor.view import ObjectScan, look_around, nearest_measured, ray_points
 from apusmog_core.weights import build_network, load_network
 
@@ -153,8 +154,7 @@ def check_against_machine_code(network, scan, monkeypatch):
     assert np.abs(points - made.points).max() < 1e-4
     metres = np.exp(graph.polar[:, 2]) * graph.steps[:, 0]
     where = (rays[:, None], anchors, metres, graph.border)
-    chance = judge_rays(intensity, log_scale, *where, LATTICE.tolerance, LATTICE.unseen)
-    sure = confidence(chance, metres[anchors])
+    sure = judge_rays(intensity, log_scale, *where, *LIMITS)
     assert np.abs(sure - made.confidence).max() < 1e-3
     # machine code goes on from there to nearer ones
     assert np.mean(nearest_measured(scan, graph, anchors, points) == made.source) > 0.9

@@ -9,11 +9,10 @@ from apusmog_core import Upsampler
 from apusmog_core.config import PRESETS
 from apusmog_core.sensor.lattice import (
     best_of_each,
-    confidence,
     judge_rays,
     lattice_rays,
     lattice_shape,
-    ray_chance,
+    ray_confidence,
 )
 from apusmog_core.sensor.view import ObjectScan, look_around
 from apusmog_core.weights import build_network
@@ -81,24 +80,26 @@ def test_broken_confidence_does_not_break_the_counts():
     assert sorted(best_of_each(owner, sure, tier, np.array([1, 2]), 0, LIKELY)) == [1, 2, 3]
 
 
-def test_a_ray_is_right_where_it_meets_the_object_and_its_depth_is_right():
+def test_confidence_is_the_chance_to_meet_the_object_times_that_of_a_right_depth():
     half = np.log(2)  # of meeting it, and of Laplace noise whose scale is the tolerance over ln 2
-    assert ray_chance(half, np.log(0.1 / half), 1.0, 0.1) == pytest.approx(0.25)
-    assert ray_chance(half, np.log(0.1 / half), 2.0, 0.1) < 0.16  # steps twice as long
-    assert ray_chance(0.0, -5.0, 1.0, 0.1) == 0
+    assert ray_confidence(half, np.log(0.1 / half), 1.0, 0.1, 1.0) == pytest.approx(0.25)
+    assert ray_confidence(0.0, -5.0, 1.0, 0.1, 12.0) == 0
+    assert ray_confidence(half, np.log(0.1 / half), 1.0, 0.1, 12.0) == pytest.approx(0.8)  # odds
 
 
-def test_confidence_is_higher_where_rings_are_close_since_a_surface_beside_the_ray_counts():
-    sure = confidence(np.full(3, 0.2), np.array([0.5, 1.0, 2.0]), odds=8.0)
-    assert sure / (1 - sure) == pytest.approx(0.25 * np.array([16, 8, 4]))
-    assert confidence(np.array([0.0, 1.0]), np.ones(2)).tolist() == [0, 1]
+def test_a_surface_beside_the_ray_counts_more_where_rings_are_close():
+    half = np.log(2)
+    sure = [ray_confidence(half, np.log(0.1 / half / m), m, 0.1, 6.0) for m in (0.5, 1.0, 2.0)]
+    assert sure == pytest.approx([4 / 5, 2 / 3, 1 / 2])  # odds of 1 / 3, times 12, 6 and 3
 
 
 def test_rays_beyond_the_sensors_border_are_a_last_resort():
     rays = np.array([[[0, 0.5], [0, -0.5]]] * 3, np.float32)
     border = np.array([[False, False], [True, False], [False, True]])
     answers = np.full((2, 3, 2), 1.0, np.float32)
-    sure = judge_rays(*answers, rays, np.arange(3), np.ones(3), border, 0.1, 0.01).reshape(3, 2)
+    sure = judge_rays(*answers, rays, np.arange(3), np.ones(3), border, 0.1, 1.0, 0.01).reshape(
+        3, 2
+    )
     assert sure / sure[0, 0] == pytest.approx(np.array([[1, 1], [0.01, 1], [1, 0.01]]))
 
 

@@ -108,18 +108,15 @@ class DeviceRays:
         rays = rays_of(own, slots)  # (R, S, 2)
         encoded = self.network.encode(*view.inputs(), len(sizes))
         out = self.network.decode(encoded, rays, anchors)
-        chance = ray_chances(out.log_intensity, out.log_scale, own, slots)
-        best = best_of_each(sent, own, slots, chance, int(new.sum()))
-        place = own[:, PLACE, None].expand_as(chance)
+        sure = confidence(out.log_intensity, out.log_scale, own, slots)
+        best = best_of_each(sent, own, slots, sure, int(new.sum()))
+        place = own[:, PLACE, None].expand_as(sure)
         steps = (rays[..., 0], slots[..., ABOVE], slots[..., BELOW])
-        ends = (*steps, out.depth.float(), chance, place)
-        across, above, below, depth, chance, place = torch.stack(ends).flatten(1)[:, best]  # (m,)
+        ends = (*steps, out.depth.float(), sure, place)
+        across, above, below, depth, sure, place = torch.stack(ends).flatten(1)[:, best]  # (m,)
         anchors = place.long()
-        own = table[anchors]
-        made = points_of(own, across, above, below, depth, grid.step)
+        made = points_of(table[anchors], across, above, below, depth, grid.step)
         source = nearest_measured(sent["measured"][view.neighbours[anchors]], made)
-        # as `lattice.confidence`, whose odds are inverse to the metres between rings
-        sure = torch.sigmoid(torch.logit(chance) - own[:, METRES] + math.log(LATTICE.odds))
         return torch.cat((made, sure[:, None], source), dim=1)
 
 
@@ -232,33 +229,35 @@ def rays_of(own: Tensor, slots: Tensor) -> Tensor:
     return torch.stack((across, slots[..., RISE]), dim=-1)
 
 
-def ray_chances(log_intensity: Tensor, log_scale: Tensor, own: Tensor, slots: Tensor) -> Tensor:
-    """How likely rays (R, S) meet the object within the tolerance: see `lattice.ray_chance`.
+def confidence(log_intensity: Tensor, log_scale: Tensor, own: Tensor, slots: Tensor) -> Tensor:
+    """Confidence (R, S) of the answers to rays: see `lattice.ray_confidence`.
 
-    (1 - e^-u) (1 - e^-v), u the intensity, v the tolerance in expected errors.
+    The ray alone is right by c = (1 - e^-u) (1 - e^-v), u the intensity, v the tolerance in
+    expected errors; the odds are inverse to the metres between rings.
     """
     right = math.log(LATTICE.tolerance) - own[:, METRES, None] - log_scale
     missed = torch.stack((log_intensity.float(), right)).exp().neg().expm1()
-    return slots[..., FACTOR] * missed[0] * missed[1]
+    odds = torch.logit(missed[0] * missed[1]) - own[:, METRES, None]
+    return slots[..., FACTOR] * torch.sigmoid(odds + math.log(LATTICE.odds))
 
 
 def best_of_each(
-    sent: dict[str, Tensor], own: Tensor, slots: Tensor, chance: Tensor, count: int
+    sent: dict[str, Tensor], own: Tensor, slots: Tensor, sure: Tensor, count: int
 ) -> Tensor:
     """The rays that stay (m,), as places in (R * S,): see `lattice.best_of_each`.
 
-    One sort: by object, then likely before unlikely, tiers, and how chance; or evenly in the last
+    One sort: by object, then likely before unlikely, tiers, and how sure; or evenly in the last
     tier. Keys of object o lie in [8 o - 5, 8 o + 2].
     """
     even = (own[:, SHARE, None] + slots[..., SPREAD]).frac()
     key = own[:, OWNER, None].double() + slots[..., ORDER]
     # of weights that training has broken, too, each object gets its count
-    key = key - torch.lerp(chance, even, slots[..., TIER]).nan_to_num(0.0)
-    key = torch.add(key, chance >= LATTICE.likely, alpha=-4)
+    key = key - torch.lerp(sure, even, slots[..., TIER]).nan_to_num(0.0)
+    key = torch.add(key, sure >= LATTICE.likely, alpha=-4)
     ordered, order = key.flatten().sort(stable=True)
     first = torch.searchsorted(ordered, sent["first"].double()) - sent["begin"]  # (o,)
     each = torch.repeat_interleave(first, sent["new"], output_size=count)
-    return order[each + torch.arange(count, device=chance.device)]
+    return order[each + torch.arange(count, device=sure.device)]
 
 
 def points_of(own: Tensor, across, above, below, depth, column: float) -> Tensor:

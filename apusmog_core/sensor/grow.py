@@ -12,7 +12,6 @@ from .compiled import CompiledRayNetwork, supports
 from .lattice import (
     LATTICE,
     best_of_each,
-    confidence,
     judge_rays,
     lattice_levels,
     lattice_rays,
@@ -20,6 +19,8 @@ from .lattice import (
 )
 from .network import RayNetwork
 from .view import ObjectGraph, ObjectScan, look_around, nearest_measured, part_of, ray_points
+
+LIMITS = (LATTICE.tolerance, LATTICE.odds, LATTICE.unseen)
 
 
 class RayUpsampler:
@@ -77,21 +78,19 @@ class RayUpsampler:
         def ask(anchors: np.ndarray, rays: np.ndarray, tier: np.ndarray) -> None:
             nonlocal likely
             depth, log_scale, intensity = self._rays.decode(encoded, rays, anchors)
-            limits = (graph.border, LATTICE.tolerance, LATTICE.unseen)
-            chance = judge_rays(intensity, log_scale, rays, anchors, metres, *limits)
+            sure = judge_rays(intensity, log_scale, rays, anchors, metres, graph.border, *LIMITS)
             anchors = anchors.repeat(rays.shape[1])
-            likely += np.bincount(cloud[anchors[chance >= LATTICE.likely]], minlength=len(new))
-            asked.append((anchors, rays.reshape(-1, 2), tier.ravel(), depth.ravel(), chance))
+            likely += np.bincount(cloud[anchors[sure >= LATTICE.likely]], minlength=len(new))
+            asked.append((anchors, rays.reshape(-1, 2), tier.ravel(), depth.ravel(), sure))
 
         for rays_of_a_level in lattice_rays(graph, levels[cloud], keep_measured):
             ask(*rays_of_a_level)
         along = rays_along(graph.sizes, np.maximum(new - likely, 0))
         ask(*along, np.ones(len(along[0]), np.int8))
-        anchors, rays, tier, depth, chance = (np.concatenate(c) for c in zip(*asked, strict=True))
-        best = best_of_each(cloud[anchors], chance, tier, new, seed, LATTICE.likely)
+        anchors, rays, tier, depth, sure = (np.concatenate(c) for c in zip(*asked, strict=True))
+        best = best_of_each(cloud[anchors], sure, tier, new, seed, LATTICE.likely)
         if len(best) != new.sum():
             raise RuntimeError("a lattice with too few rays: please report this")
         anchors = anchors[best]
         points = ray_points(graph, anchors, rays[best], depth[best])
-        sure = confidence(chance[best], metres[anchors]).astype(np.float32, copy=False)
-        return Dense.new(points, sure, nearest_measured(scan, graph, anchors, points))
+        return Dense.new(points, sure[best], nearest_measured(scan, graph, anchors, points))

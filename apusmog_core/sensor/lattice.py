@@ -21,9 +21,9 @@ class LatticeConfig:
     """How rays are chosen; values by simulated streets (docs/decisions.md)."""
 
     tolerance: float = 0.1  # metres by which a right answer may be off
-    likely: float = 0.25  # chance of a right answer below which a candidate is a last resort
-    unseen: float = 0.01  # factor of the chance beyond the sensor's highest and lowest ring
-    odds: float = 7.0  # of the confidence, times those of the chance, where rings are 1 m apart
+    odds: float = 7.0  # times those of the ray alone, where rings are 1 m apart
+    likely: float = 0.55  # confidence below which a candidate is a last resort
+    unseen: float = 0.01  # factor of the confidence beyond the sensor's highest and lowest ring
 
 
 LATTICE = LatticeConfig()
@@ -125,45 +125,39 @@ def rays_along(sizes, missing):
 
 
 @machine_code
-def ray_chance(intensity, log_scale, metres, tolerance):
-    """How likely a ray meets the object within the tolerance of the depth given.
+def ray_confidence(intensity, log_scale, metres, tolerance, odds):
+    """How likely a surface is within the tolerance of the answer to a ray.
 
-    The mixture tells whether it meets the object at all (a Poisson process has at least one return
-    there), the decoder how far off its depth is; metres is the length of a ring step.
+    The mixture tells whether the ray meets the object at all (a Poisson process has at least one
+    return there), the decoder how far off its depth is; metres is the length of a ring step. Beside
+    a ray a surface is often nearer than along it, the more so the closer the rings are: `odds` says
+    how much, by the true surfaces of simulated streets.
     """
     met = 1 - np.exp(-intensity)
-    return met * (1 - np.exp(-tolerance / (np.exp(log_scale) * metres)))
+    along = met * (1 - np.exp(-tolerance / (np.exp(log_scale) * metres)))
+    return odds * along / (metres * (1 - along) + odds * along)
 
 
 @machine_code
-def judge_rays(intensity, log_scale, rays, anchors, metres, border, tolerance, unseen):
-    """Chances (A * s,) that the answers (A, s) to rays (A, s, 2) of anchors (A,) are right.
+def judge_rays(intensity, log_scale, rays, anchors, metres, border, tolerance, odds, unseen):
+    """Confidence (A * s,) of the answers (A, s) to rays (A, s, 2) of anchors (A,).
 
     metres (N,) is the length of a ring step at each point; border (N, 2) says which points lie on
     the sensor's highest and lowest ring, beyond which no ring of a denser sensor looks.
     """
     count, per = intensity.shape
-    chance = np.empty(count * per, np.float32)
+    sure = np.empty(count * per, np.float32)
     for a in range(count):
         i = anchors[a]
         for q in range(per):
-            value = ray_chance(intensity[a, q], log_scale[a, q], metres[i], tolerance)
+            value = ray_confidence(intensity[a, q], log_scale[a, q], metres[i], tolerance, odds)
             beyond = (rays[a, q, 1] > 0 and border[i, 0]) or (rays[a, q, 1] < 0 and border[i, 1])
-            chance[a * per + q] = unseen * value if beyond else value
-    return chance
-
-
-def confidence(chance: np.ndarray, metres: np.ndarray, odds: float = LATTICE.odds) -> np.ndarray:
-    """How likely a surface is within the tolerance of points (m,), not only along their rays.
-
-    Beside a ray a surface is often nearer than along it, the more so the closer the rings are:
-    `odds` says how much, by the true surfaces of simulated streets.
-    """
-    return odds * chance / (metres * (1 - chance) + odds * chance)
+            sure[a * per + q] = unseen * value if beyond else value
+    return sure
 
 
 @machine_code
-def best_of_each(owner, chance, tier, counts, seed, likely):
+def best_of_each(owner, sure, tier, counts, seed, likely):
     """Rows of the candidates that stay, counts[i] of owner i, together in the order of owners.
 
     Coarse tiers of the lattice come before fine ones, and likely points before unlikely ones. The
@@ -176,10 +170,10 @@ def best_of_each(owner, chance, tier, counts, seed, likely):
         place = np.empty(len(mine))
         for rank in range(len(mine)):
             row = mine[rank]
-            unsure = not chance[row] >= likely  # nan, too, of weights training has broken
+            unsure = not sure[row] >= likely  # nan, too, of weights training has broken
             even = ((rank + seed) * GOLDEN) % 1
             place[rank] = 2 * (tier[row] + 2 * unsure)
-            place[rank] += even if tier[row] else 1 - (chance[row] if chance[row] >= 0 else 0)
+            place[rank] += even if tier[row] else 1 - (sure[row] if sure[row] >= 0 else 0)
         count = min(counts[i], len(mine))
         if count == 0:
             continue

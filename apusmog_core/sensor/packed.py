@@ -137,7 +137,7 @@ def pack_lattice(
     `first` (o,) the numbers of the objects.
     `blocks` (kinds, S, 9) are the kinds of rows there are. Slots: where a ray goes in columns, how
     much of the way aside to the partner, in rings, in rings up, in rings down, place in the order
-    of the choice, tier, factor of the chance, a share of 1 that spreads evenly.
+    of the choice, tier, factor of the confidence, a share of 1 that spreads evenly.
     """
     kinds, level = np.unique(levels, axis=0, return_inverse=True)
     up, down = zip(*(_slots(*kind, keep_measured) for kind in kinds.tolist()), strict=True)
