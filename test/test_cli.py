@@ -168,7 +168,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, complaint, capsys):
         (["evaluate", "pugan", "{}", "--baselines"], "no folder input_2048"),
         (["evaluate", "pugan", "{}", "--baselines", "--out", "{}/a.xls"], "a.xls: results are"),
         (["evaluate", "rings", "--baselines"], "give SCANS, or --simulate"),
-        (["evaluate", "rings", "{}", "--holdout", "{}", "--baselines"], "no FRAME.npz in it"),
+        (["evaluate", "rings", "{}", "--holdout", "{}", "--baselines"], "no SCAN.npz in it"),
         (["evaluate", "rings", "{}", "--sensor", "VLP-16"], "--sensor VLP-16: only simulated"),
         (
             ["evaluate", "rings", "--simulate", "1", "--baselines", "--sensor", "X1"],

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from rosbags.highlevel import AnyReader
 
-from apusmog_core import cli, samples
+from apusmog_core import cli, sample_clouds
 from apusmog_core.data import open_scans, read_points
 from apusmog_core.data.bag_writer import cloud_writer
 from apusmog_core.data.clouds import WRITERS
@@ -38,7 +38,7 @@ def columns_of(path) -> dict[str, np.ndarray]:
 
 
 def test_samples_are_small_scans_and_objects_of_two_sensors_and_a_shape(folder):
-    assert samples.STORED.stat().st_size < 300_000
+    assert sample_clouds.STORED.stat().st_size < 300_000
     names = {path.stem for path in folder.iterdir()}
     assert names == {"shape"} | {
         f"{kind}_{sensor}" for kind in ("car", "person", "street") for sensor in ("hdl64e", "vlp16")
@@ -53,7 +53,9 @@ def test_packing_a_scan_loses_less_than_a_sensor_s_noise():
     rng = np.random.default_rng(0)
     rays = rng.normal(size=(500, 3)) * (1, 1, 0.1)
     points = rays / np.linalg.norm(rays, axis=1)[:, None] * rng.uniform(1, 120, (500, 1))
-    again = samples.unpack(samples.pack(points, np.linspace(0, 1, 500), np.arange(500) % 64))
+    again = sample_clouds.unpack(
+        sample_clouds.pack(points, np.linspace(0, 1, 500), np.arange(500) % 64)
+    )
     distance = np.linalg.norm(points, axis=1)
     assert (np.linalg.norm(again["points"] - points, axis=1) < 0.004 + 1e-4 * distance).all()
     assert np.abs(again["intensity"] - np.linspace(0, 1, 500)).max() < 0.006

@@ -114,7 +114,7 @@ def _add_rings(parser: argparse.ArgumentParser) -> None:
         "--holdout",
         type=Path,
         metavar="DIR",
-        help="fixed clusters of these scans (FRAME.npz), instead of finding them",
+        help="fixed clusters of these scans (SCAN.npz), instead of finding them",
     )
     parser.add_argument(
         "--simulate",
