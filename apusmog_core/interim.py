@@ -23,7 +23,7 @@ TURN = 8.0  # more than the azimuths of a ring span: rings one after the other
 ASIDE = 0.01  # radians of azimuth between neighbours on two rings
 FEWEST = 8  # points of an object, though fewer than `min_points`: far ones have few
 STEEPEST = 0.5  # metres of range from ring to ring that new points lie between
-CONFIDENCE = 0.7  # share of new points within 10 cm of what rings that were held out saw, on KITTI
+CONFIDENCE = 0.7  # share of new points within 10 cm of the full scan, half of it held out, on KITTI
 
 Pairs = tuple[np.ndarray, np.ndarray]  # rows (k,) and those of their partners (k,)
 

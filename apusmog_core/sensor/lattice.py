@@ -18,7 +18,7 @@ MOST_RINGS = 1 << 32  # more than a lattice can have
 
 @dataclass(frozen=True)
 class LatticeConfig:
-    """How rays are chosen; values by simulated streets (docs/decisions.md)."""
+    """How rays are chosen; where the values come from: docs/results.md."""
 
     tolerance: float = 0.1  # metres by which a right answer may be off
     odds: float = 7.0  # times those of the ray alone, where rings are 1 m apart
