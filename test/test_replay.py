@@ -156,13 +156,20 @@ def test_pause_holds_and_loop_goes_on(ros, drive):
     assert not node.done.done()
 
 
-def test_a_loop_keeps_the_pace_at_its_seam(ros, drive):
+def test_a_loop_keeps_the_pace_at_its_seam(ros, drive, monkeypatch):
+    due, wait = [], ReplayNode._wait
+
+    def noted(node, when, stamp):
+        due.append(when)
+        return wait(node, when, stamp)
+
+    monkeypatch.setattr(ReplayNode, "_wait", noted)
     heard = ros.listen(PointCloud2, "points")
-    replay(ros, drive, loop=True, stamps="now", wait=True, rate=2.0)
+    replay(ros, drive, loop=True, wait=True, rate=2.0)
     wait_until(lambda: len(heard) > 12, "the second round")
-    stamps = [msg.header.stamp.sec + msg.header.stamp.nanosec / 1e9 for msg in heard[:13]]
-    assert np.median(np.diff(stamps)) == pytest.approx(0.05, rel=0.2)
-    assert stamps[10] - stamps[9] > 0.025  # the seam
+    gaps = np.diff(due[:13])  # when scans are due: a busy machine sends them later
+    assert np.median(gaps) == pytest.approx(0.05, rel=0.2)
+    assert gaps[9] > 0.025  # the seam
 
 
 def test_messages_that_cannot_be_read_are_skipped_and_counted(ros, drive, tmp_path):
