@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,10 @@ from apusmog_core.settings import from_dict
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
+PORTS = {
+    "sensor": "offsets neighbours context cloud rays anchors depth log_scale hit".split(),
+    "canonical": ["points", "neighbours", "noise", "fine"],
+}
 SIZES = [(40, 4), (90, 1), (150, 7)]  # points and queries, none of them those of the trace
 
 
@@ -38,11 +43,14 @@ def test_onnx_runtime_gives_the_same_points_for_any_size_and_query_count(config,
     network = shaken(config, tmp_path / "weights.pt")
     out = tmp_path / "deep" / "network.onnx"
     assert cli.main(["export", str(tmp_path / "weights.pt"), "--onnx", str(out)]) == 0
-    assert capsys.readouterr().out.startswith(f"{out}: written\n  inputs\n")
+    said = capsys.readouterr().out
+    assert said.startswith(f"{out}: written\n  inputs\n")
     assert [file.name for file in out.parent.iterdir()] == ["network.onnx"]
     session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
     module = export.exportable(network)
     assert [i.name for i in session.get_inputs()] == list(module.inputs)
+    ports = PORTS[config.domain]
+    assert re.findall(r"^    (\w+) +\(", said, re.M) == ports == [*module.inputs, *module.outputs]
     for points, queries in SIZES:
         inputs = export.example_inputs(config, points, queries)
         expected = module(**inputs)

@@ -186,7 +186,7 @@ def test_a_file_that_is_no_denoiser_is_refused(tmp_path):
 
 def test_a_denoiser_is_trained_on_any_meshes(tmp_path, monkeypatch, capsys):
     o3d = pytest.importorskip("open3d", reason="open3d makes the training data")
-    monkeypatch.setattr("apusmog_core.training.denoiser.STEPS", 300)
+    monkeypatch.setattr("apusmog_core.training.denoiser.STEPS", 60)
     (tmp_path / "meshes").mkdir()
     for name in ("box", "cylinder", "sphere", "torus"):
         mesh = getattr(o3d.geometry.TriangleMesh, f"create_{name}")()
@@ -196,4 +196,4 @@ def test_a_denoiser_is_trained_on_any_meshes(tmp_path, monkeypatch, capsys):
     assert f"{out}: written" in capsys.readouterr().out
     points = noisy(sphere(), 0.3)
     found = find_noise(points, load_denoiser(out))
-    assert off_sphere(found.project(points)) < 0.8 * off_sphere(points)
+    assert off_sphere(found.project(points)) < 0.6 * off_sphere(points)

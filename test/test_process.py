@@ -116,23 +116,23 @@ def test_ctrl_c_ends_a_node_that_is_still_compiling(ros, process, monkeypatch, t
 
 
 @pytest.mark.parametrize(
-    "number, program",
+    "number, program, moments",
     [
-        (signal.SIGINT, UPSAMPLE),
-        (signal.SIGTERM, UPSAMPLE),
-        (signal.SIGINT, ("-m", "apusmog_ros.upsample_node")),
-        (signal.SIGINT, (str(RESOURCE / "upsample_node"),)),  # what `ros2 run` starts
-        (signal.SIGINT, ("-m", "apusmog_ros.replay_node")),
-        (signal.SIGINT, (str(RESOURCE / "replay_node"),)),
+        (signal.SIGINT, UPSAMPLE, (0.0, 0.1, 0.2, 0.5, 0.9, 1.4, 2.0)),
+        (signal.SIGTERM, UPSAMPLE, (0.1, 0.9)),
+        (signal.SIGINT, ("-m", "apusmog_ros.upsample_node"), (0.0, 0.5)),
+        (signal.SIGINT, (str(RESOURCE / "upsample_node"),), (0.2, 0.9)),  # what `ros2 run` starts
+        (signal.SIGINT, ("-m", "apusmog_ros.replay_node"), (0.0, 0.5)),
+        (signal.SIGINT, (str(RESOURCE / "replay_node"),), (0.2, 0.9)),
     ],
 )
 def test_a_signal_at_any_moment_of_the_start_ends_the_node_without_a_trace(
-    ros, process, number, program, tmp_path
+    ros, process, number, program, moments, tmp_path
 ):
     if "replay" in program[-1]:
         write_points(tmp_path / "a.npy", street(1))
         program = (*program, str(tmp_path / "a.npy"))
-    for moment in (0.0, 0.1, 0.2, 0.5, 0.9, 1.4, 2.0):
+    for moment in moments:
         child = process("-p", "loop:=true", program=program)
         wait_until(lambda c=child: listens(c), "Python itself to have started")
         begin = time.monotonic()
