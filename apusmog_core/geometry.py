@@ -16,6 +16,7 @@ from .compute import free_memory
 
 
 MANY = 4096  # queries from which on threads of their own pay
+MOST_PAIRS = 1 << 30  # distances at once, whatever the memory: indices of kernels have 32 bits
 
 
 def search(points: np.ndarray, queries: np.ndarray, k) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +50,7 @@ def nearest_on_device(points: Tensor, queries: Tensor, k: int) -> tuple[Tensor, 
 
     All distances, so many queries at a time as a part of the free memory holds.
     """
-    pairs = free_memory(points.device) // 64
+    pairs = min(free_memory(points.device) // 64, MOST_PAIRS)
     rows = max(1, pairs // max(1, points.shape[0] * points.shape[1]))
     parts = []
     for some in queries.float().split(rows, dim=1):

@@ -93,11 +93,10 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def measure(upsampler, ratio: float) -> dict[str, Any]:
-    """Milliseconds and new points a second of an upsampler's typical input."""
+    """Milliseconds and new points a second of an upsampler's typical input, or why not."""
     scan, device = typical(upsampler.config.domain), upsampler.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    took = milliseconds(upsampler.way, scan, ratio)
     points = int(np.count_nonzero(scan.instance))
     row = {
         "device": str(device),
@@ -105,6 +104,12 @@ def measure(upsampler, ratio: float) -> dict[str, Any]:
         "way": type(upsampler.way).__name__,
         "ratio": ratio,
         "points": points,
+    }
+    try:
+        took = milliseconds(upsampler.way, scan, ratio)
+    except RuntimeError as error:  # no room, or no such arithmetic: the other rows are still worth it
+        return row | {"error": str(error).splitlines()[0]}
+    row |= {
         "ms": round(took, 2),
         "new_points_per_second": round(1e3 * (ratio - 1) * points / took),
     }

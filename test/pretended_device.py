@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
@@ -237,6 +238,9 @@ def pretended_device(memory: int = MEMORY) -> Iterator[Counted]:
         "empty_cache": lambda: None,
         "synchronize": lambda *_: None,
         "is_bf16_supported": lambda *_: True,
+        "get_device_properties": lambda *_: SimpleNamespace(name="pretended", total_memory=memory),
+        "reset_peak_memory_stats": lambda *_: None,
+        "max_memory_allocated": lambda *_: 0,
     }
     replaced = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -12,6 +12,7 @@ from apusmog_core import ScanPipeline, Upsampler, cli, pace, upsampler
 from apusmog_core.compute import parse_device
 from apusmog_core.config import PRESETS, PipelineConfig
 from apusmog_core.segment import Segmenter
+from apusmog_core.sensor.device import DeviceRays
 from apusmog_core.weights import build_network
 
 
@@ -94,6 +95,34 @@ def test_bench_writes_the_figures_and_the_machine(tmp_path, monkeypatch, capsys)
     assert [row["way"] for row in found["rows"]] == ["RayUpsampler", "DeviceRays"]
     assert all(row["ms"] > 0 and row["new_points_per_second"] > 0 for row in found["rows"])
     assert "new points/s" in capsys.readouterr().out
+
+
+def test_bench_has_a_row_for_each_precision_of_a_gpu_also_where_one_fails(
+    tmp_path, monkeypatch, capsys
+):
+    from apusmog_core.cli import bench
+
+    grow = DeviceRays.grow
+
+    def without_float16(way, *rest):
+        if way.dtype == torch.float16:
+            raise RuntimeError("not implemented for 'Half'\nmore")
+        return grow(way, *rest)
+
+    monkeypatch.setattr(DeviceRays, "grow", without_float16)
+    monkeypatch.setattr(bench, "RATIOS", (2.0,))
+    monkeypatch.setattr(pace, "REPEATS", 1)
+    monkeypatch.setattr(pace, "typical", lambda _: pace.typical_scan().only(np.arange(1, 9)))
+    out = tmp_path / "out.json"
+    with pretended_device():
+        options = ["--device", "cuda", "--weights", "lidar", "--json", str(out)]
+        assert cli.main(["bench", *options]) == 0
+    found = json.loads(out.read_text())
+    assert found["machine"]["gpu"] == "pretended"
+    there = [row for row in found["rows"] if row["device"].startswith("cuda")]
+    assert [row["precision"] for row in there] == ["float32", "bfloat16", "float16"]
+    assert [row.get("error") for row in there] == [None, None, "not implemented for 'Half'"]
+    assert "not implemented" in capsys.readouterr().out
 
 
 def test_bench_refuses_a_gpu_that_is_not_there(capsys):

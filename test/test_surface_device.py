@@ -191,3 +191,38 @@ def test_a_cloud_does_not_depend_on_those_beside_it():
     alone = up.upsample(ball(300), 4)
     beside = up.upsample_many([7 * ball(120, 1) + 50, ball(300)], 4)[1]
     assert cKDTree(alone).query(beside)[0].max() < 1e-4
+
+
+def test_a_cloud_with_too_many_candidates_is_chosen_from_on_the_cpu(monkeypatch):
+    clouds = [ball(60), ball(300, 1)]
+    up = Upsampler(load_network("shape"), "cpu", denoise=False)
+    expected = up.upsample_many(clouds, 4)
+    up.way = device.DeviceSurface(load_network("shape"), CPU, torch.float32, denoise=False)
+    together, grow_together = [], up.way._grow_together
+    up.way._grow_together = lambda some, *rest: together.append(len(some)) or grow_together(
+        some, *rest
+    )
+    up.upsample_many(clouds, 4)
+    monkeypatch.setattr(device, "MOST_CANDIDATES", 4000)
+    found = up.upsample_many(clouds, 4)
+    assert sum(together) == 3 and [len(c) for c in found] == [240, 1200]
+    assert found[1] == pytest.approx(expected[1], abs=1e-5)
+
+
+def test_without_room_for_all_clouds_half_of_them_go_at_a_time():
+    network = build_network(replace(PRESETS["shape"], width=16, neighbours=6))
+    clouds = [ball(n, n) for n in (40, 70, 30, 60)]
+    with pretended_device():
+        up = Upsampler(network, CUDA, denoise=False)
+        wanted, encode = up.upsample_many(clouds, 3), up.network.encode
+
+        def full(points, *rest, **options):
+            if points.shape[1] > 120:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory (as the test wants it)")
+            return encode(points, *rest, **options)
+
+        up.network.encode = full
+        with pytest.warns(UserWarning, match="halved"):
+            found = up.upsample_many(clouds, 3)
+    for one, other in zip(wanted, found, strict=True):
+        assert one.shape == other.shape and cKDTree(one).query(other)[0].max() < 1e-4

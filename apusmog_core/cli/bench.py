@@ -55,9 +55,12 @@ def bench(args: argparse.Namespace) -> None:
     tell(", ".join(f"{key} {value}" for key, value in found["machine"].items()))
     for row in rows:
         what = f"{row['weights']:8}{row['device']:8}{row['precision']:10}{row['way']:18}"
-        speed = f"{row['ms']:9.1f} ms{row['new_points_per_second']:>12,} new points/s"
-        tell(f"{what}ratio {row['ratio']:<4g}{speed}")
+        tell(f"{what}ratio {row['ratio']:<4g}{row.get('error') or _speed(row)}")
     if args.json:
         with written_whole(args.json) as place:
             place.write_text(json.dumps(found, indent=1) + "\n")
         tell(f"{args.json}: written")
+
+
+def _speed(row: dict) -> str:
+    return f"{row['ms']:9.1f} ms{row['new_points_per_second']:>12,} new points/s"

@@ -94,6 +94,7 @@ class Run:
         )
         self.scaler = torch.amp.GradScaler(enabled=config.precision == "float16")
         self.step, self.seconds = 0, 0.0
+        self.waited = 0.0  # seconds, for batches
         self.path = Path(config.out) / CHECKPOINT
         if resume:
             self.load()
@@ -120,7 +121,9 @@ class Run:
                 bar.update()
                 if self.step % 50 == 0 and not quiet:
                     values = {name: float(value) for name, value in parts.items()}
-                    bar.set_postfix({n: f"{v:.4g}" for n, v in values.items()}, refresh=False)
+                    waited = self.waited / (time.monotonic() - begun)
+                    told = {n: f"{v:.4g}" for n, v in values.items()}
+                    bar.set_postfix(told | {"waiting": f"{waited:.0%}"}, refresh=False)
                     for name, value in values.items():
                         log.add_scalar(f"loss/{name}", value, self.step)
                     log.add_scalar("rate", learning_rate(self.config, self.step), self.step)
@@ -134,7 +137,10 @@ class Run:
     def advance(self, forward: nn.Module) -> dict[str, Tensor]:
         """One optimiser step; the batch depends on seed and step alone."""
         config, device = self.config, self.processes.device
-        batch = {n: value.to(device, non_blocking=True) for n, value in next(self.batches).items()}
+        begun = time.monotonic()
+        batch = next(self.batches)
+        self.waited += time.monotonic() - begun
+        batch = {n: value.to(device, non_blocking=True) for n, value in batch.items()}
         for g in self.optimiser.param_groups:
             g["lr"] = learning_rate(config, self.step)
         with autocast(device, parse_precision(config.precision)):
