@@ -107,7 +107,7 @@ def measure(upsampler, ratio: float) -> dict[str, Any]:
     }
     try:
         took = milliseconds(upsampler.way, scan, ratio)
-    except RuntimeError as error:  # no room, or no such arithmetic: the other rows are still worth it
+    except RuntimeError as error:  # no room, or no such arithmetic: other rows may do
         return row | {"error": str(error).splitlines()[0]}
     row |= {
         "ms": round(took, 2),

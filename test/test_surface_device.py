@@ -199,8 +199,8 @@ def test_a_cloud_with_too_many_candidates_is_chosen_from_on_the_cpu(monkeypatch)
     expected = up.upsample_many(clouds, 4)
     up.way = device.DeviceSurface(load_network("shape"), CPU, torch.float32, denoise=False)
     together, grow_together = [], up.way._grow_together
-    up.way._grow_together = lambda some, *rest: together.append(len(some)) or grow_together(
-        some, *rest
+    up.way._grow_together = lambda some, *rest: (
+        together.append(len(some)) or grow_together(some, *rest)
     )
     up.upsample_many(clouds, 4)
     monkeypatch.setattr(device, "MOST_CANDIDATES", 4000)
