@@ -139,7 +139,7 @@ def test_rate_and_start_are_kept(ros, drive):
     wait_until(node.done.done, "the end")
     wait_until(lambda: len(heard) >= 5, "the last scan")  # acknowledged is not yet heard
     assert len(heard) == 5 and node.done.result() == 5
-    assert 0.15 < time.monotonic() - begin < 3.0  # 0.4 s of recording at twice its speed
+    assert 0.15 < time.monotonic() - begin < 10  # 0.4 s of recording at twice its speed
 
 
 def test_pause_holds_and_loop_goes_on(ros, drive):
