@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU that is not there: tensors that compute on the CPU and behave as if they lay on `cuda:0`.
+"""A GPU that is not there: tensors that compute on the CPU and behave as if they lay on it.
 
 `with pretended_device() as counted:` lets the code believe in CUDA. Mistakes that a GPU would
-notice raise: operands on two devices, `.numpy()` of a tensor that lies there, a generator of
-another device. What a GPU would do is counted: operations (all that launch a kernel, so no views),
+notice raise: operands on two devices, something made on another GPU, `.numpy()` of a tensor that
+lies there, a generator of another device. What a GPU would do is counted: operations (all that launch a kernel, so no views),
 uploads, downloads, and synchronisations, where the program waits for a value or a size.
 """
 
@@ -21,7 +21,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-CUDA = torch.device("cuda", 0)
 MEMORY = 8 << 30  # bytes, free
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 SIZE_FROM_DATA = ("nonzero", "masked_select", "unique", "_unique", "_unique2", "bincount", "equal")
@@ -44,6 +43,7 @@ class Counted:
 
 
 _counted = Counted()
+_gpu = [0]  # the number of the one in use
 
 
 class OnDevice(torch.Tensor):
@@ -58,7 +58,7 @@ class OnDevice(torch.Tensor):
     def __init__(self, inner: torch.Tensor):
         self.inner = inner.detach()
 
-    device = property(lambda self: CUDA)
+    device = property(lambda self: torch.device("cuda", _gpu[0]))
     is_cuda = property(lambda self: True)
     is_cpu = property(lambda self: False)
 
@@ -161,6 +161,11 @@ def _check_devices(name: str, arguments) -> None:
             raise RuntimeError(f"{name}: expected a 'cuda' device type for generator, found 'cpu'")
 
 
+def _check_number(device: torch.device) -> None:
+    if (device.index or 0) != _gpu[0]:  # without a number it is the first
+        raise RuntimeError(f"something was made on {device}, not on cuda:{_gpu[0]}")
+
+
 def _count(func, name: str, args, kwargs) -> None:
     viewed = [r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns]
     if name == "_local_scalar_dense":
@@ -199,6 +204,7 @@ class Believe(TorchFunctionMode):
         device = kwargs.get("device")
         if device is None or torch.device(device).type != "cuda":
             return func(*args, **kwargs)
+        _check_number(torch.device(device))
         given = next((a for a in args if isinstance(a, torch.Tensor)), None)
         if isinstance(given, OnDevice):  # zeros_like and the like
             return func(*args, **{n: v for n, v in kwargs.items() if n != "device"})
@@ -215,22 +221,24 @@ class Believe(TorchFunctionMode):
         x, rest = args[0], args[1:]
         if isinstance(x, OnDevice):
             return x.to(*rest, **kwargs)
-        device, dtype = (CUDA, None)
+        device, dtype = torch.device("cuda"), None
         if func is torch.Tensor.to:
             device, dtype = _place_and_type(rest, kwargs)
         if device is None or device.type != "cuda":
             return func(*args, **kwargs)
+        _check_number(device)
         x = x.to(dtype or x.dtype)
         return Upload.apply(x) if x.requires_grad and torch.is_grad_enabled() else upload(x)
 
 
 @contextmanager
-def pretended_device(memory: int = MEMORY) -> Iterator[Counted]:
-    """CUDA, as far as this thread can tell, with so many bytes free; yields what is counted."""
+def pretended_device(memory: int = MEMORY, number: int = 0) -> Iterator[Counted]:
+    """CUDA, as far as this thread can tell, with so many bytes free on the GPU of this number, which
+    is to be the only one in use; yields what is counted."""
     real = torch.autocast
     pretended = {
         "is_available": lambda: True,
-        "device_count": lambda: 1,
+        "device_count": lambda: number + 1,
         "current_device": lambda: 0,
         "mem_get_info": lambda *_: (memory, memory),
         "memory_reserved": lambda *_: 0,
@@ -245,6 +253,7 @@ def pretended_device(memory: int = MEMORY) -> Iterator[Counted]:
     replaced = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     _counted.clear()
+    _gpu[0] = number
     with ExitStack() as stack:
         for name, function in pretended.items():
             stack.enter_context(patch.object(torch.cuda, name, function))

@@ -82,6 +82,17 @@ def test_one_of_several_gpus_is_chosen_by_its_number(monkeypatch):
         parse_device("cuda:2")
 
 
+@pytest.mark.parametrize("preset", ["lidar", "shape"])
+def test_everything_is_made_on_the_gpu_that_was_chosen(preset):
+    scan = pace.typical_scan().only(np.arange(1, 5)) if preset == "lidar" else pace.typical_cloud()
+    with pretended_device(number=1) as counted:
+        up = Upsampler(build_network(PRESETS[preset]), "cuda:1", denoise=False)
+        up.upsample_scan(scan, 2 * np.bincount(scan.instance)[1:])
+        assert counted.operations.total() > 50 and str(up.device) == "cuda:1"
+        with pytest.raises(RuntimeError, match="made on cuda, not on cuda:1"):
+            torch.zeros(3, device="cuda")
+
+
 def test_bench_writes_the_figures_and_the_machine(tmp_path, monkeypatch, capsys):
     from apusmog_core.cli import bench
 
