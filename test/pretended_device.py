@@ -3,8 +3,9 @@
 
 `with pretended_device() as counted:` lets the code believe in CUDA. Mistakes that a GPU would
 notice raise: operands on two devices, something made on another GPU, `.numpy()` of a tensor that
-lies there, a generator of another device. What a GPU would do is counted: operations (all that launch a kernel, so no views),
-uploads, downloads, and synchronisations, where the program waits for a value or a size.
+lies there, a generator of another device. What a GPU would do is counted: operations (all that
+launch a kernel, so no views), uploads, downloads, and synchronisations, where the program waits
+for a value or a size.
 """
 
 from __future__ import annotations
@@ -233,8 +234,8 @@ class Believe(TorchFunctionMode):
 
 @contextmanager
 def pretended_device(memory: int = MEMORY, number: int = 0) -> Iterator[Counted]:
-    """CUDA, as far as this thread can tell, with so many bytes free on the GPU of this number, which
-    is to be the only one in use; yields what is counted."""
+    """CUDA, as far as this thread can tell, with so many bytes free on the GPU of this number; no
+    other is to be used. Yields what is counted."""
     real = torch.autocast
     pretended = {
         "is_available": lambda: True,
