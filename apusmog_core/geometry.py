@@ -16,6 +16,7 @@ from .compute import free_memory
 
 
 MANY = 4096  # queries from which on threads of their own pay
+PAIR = 64  # bytes of memory, free, for each distance
 MOST_PAIRS = 1 << 30  # distances at once, whatever the memory: indices of kernels have 32 bits
 
 
@@ -50,8 +51,7 @@ def nearest_on_device(points: Tensor, queries: Tensor, k: int) -> tuple[Tensor, 
 
     All distances, so many queries at a time as a part of the free memory holds.
     """
-    pairs = min(free_memory(points.device) // 64, MOST_PAIRS)
-    rows = max(1, pairs // max(1, points.shape[0] * points.shape[1]))
+    rows = max(1, pairs_that_fit(points.device) // max(1, points.shape[0] * points.shape[1]))
     parts = []
     for some in queries.float().split(rows, dim=1):
         exact = "donot_use_mm_for_euclid_dist"  # the other way is off by a thousandth of the size
@@ -61,6 +61,11 @@ def nearest_on_device(points: Tensor, queries: Tensor, k: int) -> tuple[Tensor, 
         return parts[0].values, parts[0].indices
     values, indices = zip(*parts, strict=True)
     return torch.cat(values, dim=1), torch.cat(indices, dim=1)
+
+
+def pairs_that_fit(device: torch.device) -> int:
+    """How many distances there is room for at once."""
+    return min(free_memory(device) // PAIR, MOST_PAIRS)
 
 
 def nearest_between(x: Tensor, z: Tensor, k: int) -> Tensor:

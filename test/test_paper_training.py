@@ -24,17 +24,27 @@ def patch():
 # --- 3.5 -----------------------------------------------------------------------------------------
 
 
+def both_passes(network: ApuSmog, batch: dict[str, torch.Tensor]):
+    """Features, upsampling (four samples a point) and reconstruction of a training batch."""
+    encoded = encode(network, batch["points"])
+    mixture = network.mixture(encoded)
+    noise = batch["noise"].unflatten(1, (-1, 4))
+    up = network.decode(encoded, mixture.sample(noise).flatten(1, 2))
+    return encoded, up, network.decode(encoded, mixture.mean)
+
+
+def off_projection(point: torch.Tensor, cloud: torch.Tensor) -> float:
+    """Squared distance to the projection on four neighbours, alpha = 1000."""
+    value, index = (cloud.double() - point).square().sum(dim=1).sort()
+    weights = (-1e3 * (value[:4] - value[0])).exp()
+    mean = (weights[:, None] * cloud[index[:4]].double()).sum(dim=0) / weights.sum()
+    return (point - mean).square().sum().item()
+
+
 def slow_projection(x: torch.Tensor, z: torch.Tensor) -> float:
-    """L_Pi of two clouds, both directions, alpha = 1000 and four neighbours."""
-    total = 0.0
-    for a, b in ((x, z), (z, x)):
-        for point in a.double():
-            squared = (b.double() - point).square().sum(dim=1)
-            value, index = squared.sort()
-            weights = (-1e3 * (value[:4] - value[0])).exp()
-            mean = (weights[:, None] * b[index[:4]].double()).sum(dim=0) / weights.sum()
-            total += (point - mean).square().sum().item() / len(a)
-    return total
+    """L_Pi of two clouds, both directions."""
+    pairs = ((x, z), (z, x))
+    return sum(np.mean([off_projection(point, b) for point in a.double()]) for a, b in pairs)
 
 
 def slow_acd(x: torch.Tensor, z: torch.Tensor) -> float:
@@ -47,10 +57,7 @@ def test_the_total_loss_of_the_paper_is_its_equation_10(patch):
     batch = training_batch(network, patch)
     config = load_yaml(TrainConfig, "config/train/paper.yaml")
     total, parts = surface_loss(network, batch, config)
-    encoded = encode(network, patch)
-    mixture = network.mixture(encoded)
-    up = network.decode(encoded, mixture.sample(batch["noise"].view(2, 20, 4, 2)).flatten(1, 2))
-    again = network.decode(encoded, mixture.mean)
+    _, up, again = both_passes(network, batch)
     expected = 0.0
     for b in range(2):
         target, points = batch["target"][b], patch[b]
@@ -70,12 +77,9 @@ def test_the_total_loss_of_shape_is_the_sum_its_settings_say(patch):
     batch = training_batch(network, patch)
     config = load_yaml(TrainConfig, "config/train/shape.yaml")
     total, parts = surface_loss(network, batch, config)
-    encoded = encode(network, patch)
-    mixture = network.mixture(encoded)
-    up = network.decode(encoded, mixture.sample(batch["noise"].view(2, 20, 4, 2)).flatten(1, 2))
-    means = network.decode(encoded, mixture.mean).coarse
-    again = sum(slow_acd(means[b], patch[b]) for b in range(2)) / 2
-    assert parts["reconstruction"].item() == pytest.approx(0.02 * again, rel=1e-4)
+    encoded, up, again = both_passes(network, batch)
+    off = sum(slow_acd(again.coarse[b], patch[b]) for b in range(2)) / 2
+    assert parts["reconstruction"].item() == pytest.approx(0.02 * off, rel=1e-4)
     for name, weight, points in (("coarse", 0.5, up.coarse), ("fine", 1.0, up.fine)):
         expected = slow_interior(points, batch["target"], patch)
         assert parts[name].item() == pytest.approx(weight * expected, rel=1e-3), name
@@ -91,10 +95,7 @@ def slow_interior(x, z, anchors) -> float:
     for b in range(len(x)):
         for m, point in enumerate(x[b].double()):
             if anchors[b, m // 4].norm() < 0.7:
-                value, index = (z[b].double() - point).square().sum(dim=1).sort()
-                weights = (-1e3 * (value[:4] - value[0])).exp()
-                mean = (weights[:, None] * z[b][index[:4]].double()).sum(dim=0) / weights.sum()
-                off.append((point - mean).square().sum().item())
+                off.append(off_projection(point, z[b]))
         for point in z[b].double():
             if point.norm() < 0.85 * 0.7:
                 covered.append((x[b].double() - point).square().sum(dim=1).min().item())

@@ -24,6 +24,13 @@ def ball(count: int, seed: int = 0) -> np.ndarray:
     return points / np.linalg.norm(points, axis=1, keepdims=True)
 
 
+def with_device_code(denoise: bool = False) -> Upsampler:
+    """What a GPU would run, on the CPU."""
+    up = Upsampler(load_network("shape"), "cpu", denoise=denoise)
+    up.way = device.DeviceSurface(up.network, CPU, torch.float32, denoise)
+    return up
+
+
 def least_gap(points: np.ndarray) -> float:
     return float(np.quantile(cKDTree(points).query(points, k=2)[0][:, 1], 0.05))
 
@@ -51,8 +58,7 @@ def test_neighbours_by_all_distances_are_those_of_a_tree(monkeypatch, memory):
 
 @pytest.mark.parametrize("memory", [1 << 30, 1 << 14])
 def test_neighbours_are_of_the_same_cloud_whatever_its_size(monkeypatch, memory):
-    for module in ("geometry", "surface.device"):
-        monkeypatch.setattr(f"apusmog_core.{module}.free_memory", lambda _: memory)
+    monkeypatch.setattr("apusmog_core.geometry.free_memory", lambda _: memory)
     clouds, queries = ([ball(n, n) for n in sizes] for sizes in ((50, 3, 1, 200), (9, 20, 5, 40)))
     sizes, counts = (np.array([len(c) for c in many]) for many in (clouds, queries))
     away, index = device.nearest_of_each(apart(*clouds), sizes, apart(*queries), counts, 5)
@@ -125,11 +131,9 @@ def test_relaxing_on_a_device_moves_points_as_the_cpu_does():
 @pytest.mark.parametrize("keep", [False, True])
 def test_trained_weights_give_clouds_as_even_and_as_near_to_the_surface_as_on_the_cpu(keep):
     clouds = [ball(400), ball(250, 1), ball(400, 2)]
-    there = device.DeviceSurface(load_network("shape"), CPU, torch.float32, denoise=False)
     up = Upsampler(load_network("shape"), "cpu", denoise=False)
     expected = up.upsample_many(clouds, 4, keep_measured=keep)
-    up.way = there
-    found = up.upsample_many(clouds, 4, keep_measured=keep)
+    found = with_device_code().upsample_many(clouds, 4, keep_measured=keep)
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.shape == theirs.shape
         off = [np.abs(np.linalg.norm(c, axis=1) - 1).mean() for c in (mine, theirs)]
@@ -139,10 +143,9 @@ def test_trained_weights_give_clouds_as_even_and_as_near_to_the_surface_as_on_th
 def test_noisy_clouds_are_denoised_beside_clean_ones():
     rng = np.random.default_rng(0)
     clouds = [ball(1100), ball(1100, 1) + rng.normal(0, 0.02, (1100, 3))]
-    up = Upsampler(load_network("shape"), "cpu")
-    expected = up.upsample_many(clouds, 2)
-    up.way = device.DeviceSurface(load_network("shape"), CPU, torch.float32)
-    for mine, theirs in zip(up.upsample_many(clouds, 2), expected, strict=True):
+    expected = Upsampler(load_network("shape"), "cpu").upsample_many(clouds, 2)
+    found = with_device_code(denoise=True).upsample_many(clouds, 2)
+    for mine, theirs in zip(found, expected, strict=True):
         off = [np.abs(np.linalg.norm(c, axis=1) - 1).mean() for c in (mine, theirs)]
         assert off[0] < 1.1 * off[1]
 
@@ -185,9 +188,7 @@ def test_the_farthest_points_of_a_cloud_take_few_operations():
 
 
 def test_a_cloud_does_not_depend_on_those_beside_it():
-    way = device.DeviceSurface(load_network("shape"), CPU, torch.float32, denoise=False)
-    up = Upsampler(load_network("shape"), "cpu", denoise=False)
-    up.way = way
+    up = with_device_code()
     alone = up.upsample(ball(300), 4)
     beside = up.upsample_many([7 * ball(120, 1) + 50, ball(300)], 4)[1]
     assert cKDTree(alone).query(beside)[0].max() < 1e-4
@@ -195,17 +196,19 @@ def test_a_cloud_does_not_depend_on_those_beside_it():
 
 def test_a_cloud_with_too_many_candidates_is_chosen_from_on_the_cpu(monkeypatch):
     clouds = [ball(60), ball(300, 1)]
-    up = Upsampler(load_network("shape"), "cpu", denoise=False)
-    expected = up.upsample_many(clouds, 4)
-    up.way = device.DeviceSurface(load_network("shape"), CPU, torch.float32, denoise=False)
-    together, grow_together = [], up.way._grow_together
-    up.way._grow_together = lambda some, *rest: (
-        together.append(len(some)) or grow_together(some, *rest)
-    )
+    expected = Upsampler(load_network("shape"), "cpu", denoise=False).upsample_many(clouds, 4)
+    up, there = with_device_code(), []
+    grow_together = up.way._grow_together
+
+    def noted(some, *rest):
+        there.extend(len(one.measured) for one in some)
+        return grow_together(some, *rest)
+
+    up.way._grow_together = noted
     up.upsample_many(clouds, 4)
     monkeypatch.setattr(device, "MOST_CANDIDATES", 4000)
     found = up.upsample_many(clouds, 4)
-    assert sum(together) == 3 and [len(c) for c in found] == [240, 1200]
+    assert there == [60, 300, 60] and [len(c) for c in found] == [240, 1200]
     assert found[1] == pytest.approx(expected[1], abs=1e-5)
 
 

@@ -50,6 +50,10 @@ def setting(preset: str, folder, **rest) -> tuple[TrainConfig, loop.Source]:
     return config, lambda *place: patch_batch(patches, config, *place)
 
 
+def flat(tensors) -> torch.Tensor:
+    return torch.cat([tensor.detach().cpu().flatten() for tensor in tensors])
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_step_on_a_device_changes_every_weight_by_what_the_cpu_finds(
@@ -69,17 +73,16 @@ def test_a_step_on_a_device_changes_every_weight_by_what_the_cpu_finds(
             with loop.Processes(device) as processes:
                 run = loop.Run(config, processes, False, None, source)
                 run.scaler._init_scale = 16.0  # from 65536 it would skip the first steps
-                before = torch.cat([p.detach().cpu().flatten() for p in run.network.parameters()])
+                before = flat(run.network.parameters())
                 counted.clear()
                 run.advance(loop.LossModule(run.network, run.loss, config))
                 assert {p.device.type for p in run.network.parameters()} == {device}
                 if device == "cuda":
                     assert len(counted.uploads) <= 8  # the batch, and what the scaler sends
                     assert max(counted.downloads, default=0) <= 4  # at most the gradient's norm
-                learned = [p for p in run.network.parameters() if p.grad is not None]
-                gradients[device] = torch.cat([p.grad.cpu().flatten() for p in learned])
-                after = torch.cat([p.detach().cpu().flatten() for p in run.network.parameters()])
-                moved[device] = after - before
+                learned = [p.grad for p in run.network.parameters() if p.grad is not None]
+                gradients[device] = flat(learned)
+                moved[device] = flat(run.network.parameters()) - before
     assert pinned == [False, True]
     alike = torch.cosine_similarity
     assert alike(gradients["cpu"], gradients["cuda"], dim=0) > LIKE[precision]

@@ -17,9 +17,8 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from ..compute import free_memory
 from ..dense import Dense
-from ..geometry import nearest_on_device
+from ..geometry import nearest_on_device, pairs_that_fit
 from ..segment.cluster import rows_by_label
 from ..sensor.device import parts_that_fit
 from ..sensor.packed import send
@@ -39,7 +38,6 @@ from .grow import (
 MOST_CANDIDATES = 1 << 17  # at once; for a cloud with more, trees are quicker than all distances
 APART = 1e8  # between two clouds, in about the distance of their points
 PICKS = 32  # farthest points of a block, about, one after the other; all blocks at once
-PAIR = 64  # bytes of memory, free, for each distance
 
 
 class DeviceSurface(SurfaceUpsampler):
@@ -180,7 +178,7 @@ def nearest_of_each(
     counts[c] of which are of cloud c; points repeat where a cloud has fewer than k."""
     first, begin = (np.concatenate(([0], np.cumsum(n))) for n in (sizes, counts))
     parts = []
-    for run in _runs(sizes, counts, free_memory(points.device) // PAIR):
+    for run in _runs(sizes, counts, pairs_that_fit(points.device)):
         low, high = first[run.start], first[run.stop]
         asked = queries[begin[run.start] : begin[run.stop]]
         away, index = nearest_on_device(points[None, low:high], asked[None], min(k, high - low))
