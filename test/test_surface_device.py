@@ -130,14 +130,28 @@ def test_relaxing_on_a_device_moves_points_as_the_cpu_does():
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_trained_weights_give_clouds_as_even_and_as_near_to_the_surface_as_on_the_cpu(keep):
-    clouds = [ball(400), ball(250, 1), ball(400, 2)]
+    clouds = [ball(250 + 50 * seed, seed) for seed in range(6)]
     up = Upsampler(load_network("shape"), "cpu", denoise=False)
     expected = up.upsample_many(clouds, 4, keep_measured=keep)
     found = with_device_code().upsample_many(clouds, 4, keep_measured=keep)
-    for mine, theirs in zip(found, expected, strict=True):
-        assert mine.shape == theirs.shape
-        off = [np.abs(np.linalg.norm(c, axis=1) - 1).mean() for c in (mine, theirs)]
-        assert off[0] < 1.1 * off[1] and least_gap(mine) > 0.85 * least_gap(theirs)
+    assert [c.shape for c in found] == [c.shape for c in expected]
+    gaps, off = (
+        [np.mean([of(c) for c in dense]) for dense in (found, expected)]
+        for of in (least_gap, lambda c: np.abs(np.linalg.norm(c, axis=1) - 1).mean())
+    )
+    assert off[0] < 1.1 * off[1] and gaps[0] > 0.85 * gaps[1]
+
+
+def test_strays_are_pulled_back_on_a_device_as_on_the_cpu():
+    clouds = [ball(n, n) for n in (60, 40)]
+    moved = [
+        c.repeat(3, 0) + np.random.default_rng(0).normal(0, 0.2, (3 * len(c), 3)) for c in clouds
+    ]
+    sizes = np.array([60, 40])
+    found = apart(*moved).unflatten(0, (100, 3))
+    mine = device.pull_back_strays(found, apart(*clouds), sizes).flatten(0, 1)
+    theirs = [choose.pull_back_strays(m, c) for m, c in zip(moved, clouds, strict=True)]
+    assert mine[:, :3].numpy() == pytest.approx(np.concatenate(theirs), abs=1e-4)
 
 
 def test_noisy_clouds_are_denoised_beside_clean_ones():

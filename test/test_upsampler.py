@@ -232,6 +232,27 @@ def test_relaxed_points_are_more_even_and_nearer_to_the_surface():
     assert farthest_hole[1] < farthest_hole[0]
 
 
+def test_no_point_bridges_a_gap_that_the_measured_points_leave():
+    rng = np.random.default_rng(0)
+    plates = rng.random((600, 3)) * [1, 1, 0]
+    plates[300:] += [1.3, 0, 0]
+    spacing = cKDTree(plates).query(plates, k=range(2, 8))[0].mean(axis=1)
+    pulled = choose.pull_back_strays(rng.random((2000, 3)) * [2.3, 1, 0.2], plates)
+    away, beside = cKDTree(plates).query(pulled)
+    assert (away < 1.001 * choose.REACH * spacing[beside]).all()
+    dense = Upsampler.load("shape", "cpu").upsample(plates, 4)
+    assert not ((dense[:, 0] > 1.1) & (dense[:, 0] < 1.2)).any()
+
+
+def test_clean_measured_points_stay_where_an_output_lies_right_beside_them():
+    points = np.float32(ball(500) - [20.0, 3.0, 0.0])
+    dense = Upsampler.load("shape", "cpu").upsample(points, 4)
+    kept = cKDTree(dense).query(points)[0] < 1e-6
+    assert 0.3 < kept.mean() < 1  # the others would crowd it
+    alone = choose.settle_on_measured(points + [5.0, 0, 0], points)
+    assert np.array_equal(alone, points + [5.0, 0, 0])
+
+
 def test_several_threads_give_the_cloud_of_one_and_leave_torch_as_it_was():
     up = Upsampler(build_network(PRESETS["lidar"]), "cpu")
     clouds = [ball(700, seed) for seed in range(5)]

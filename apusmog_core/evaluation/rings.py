@@ -282,12 +282,16 @@ def _some(cases: list[RingCase], where, points: Sequence[int], max_range: float)
 
 def _distance_to(mesh, origin: Sequence[float]) -> Callable[[np.ndarray], np.ndarray]:
     """Distance to a simulated mesh, of points given in the frame of a sensor at `origin`."""
-    import open3d as o3d
-
-    scene = o3d.t.geometry.RaycastingScene()
     vertices = (mesh.vertices - np.asarray(origin)).astype(np.float32)
-    scene.add_triangles(vertices, mesh.triangles.astype(np.uint32))
-    return lambda points: metrics.distance_to_mesh(points, scene)
+
+    def distance(points: np.ndarray) -> np.ndarray:
+        import open3d as o3d
+
+        scene = o3d.t.geometry.RaycastingScene()  # kept for a thousand objects, they crash Open3D
+        scene.add_triangles(vertices, mesh.triangles.astype(np.uint32))
+        return metrics.distance_to_mesh(points, scene)
+
+    return distance
 
 
 def calibrate_scans(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which candidates stay: farthest points in blocks, relaxation, and even spacing after noise."""
+"""Which candidates stay: farthest points in blocks, relaxed; what strays is pulled back before, and
+what lies right beside a measured point is put onto it after; even spacing after noise."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from ..geometry import farthest, principal_axes, search, typical_spacing
 
 BLOCK = 3072  # candidates that are spread out at once
 AREA_NEIGHBOURS = 6  # candidates whose distance tells how much area one of them stands for
+REACH = 0.6  # of the distance between measured points that a candidate may be away from them
+BESIDE = 0.5  # of the distance between outputs within which one gives way to a measured point
 PUSH_STEPS = 12  # of points away from each other
 PUSH_NEIGHBOURS = 12
 PUSH_REACH = 1.5  # spacings: points farther away do not push
@@ -19,6 +22,32 @@ BORDER = 0.25  # a point whose neighbours lie to one side by more than this is h
 
 
 # --- choice -----------------------------------------------------------------------
+
+
+def pull_back_strays(candidates: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    """Candidates (m, 3), those that bridge gaps or leave borders pulled back: none stays farther
+    from all measured points (n, 3) than REACH says."""
+    k = min(AREA_NEIGHBOURS + 1, len(measured))
+    if k < 2:
+        return candidates
+    spacing = search(measured, measured, range(2, k + 1))[0].mean(axis=1)
+    away, index = search(measured, candidates, 1)
+    share = np.minimum(1, REACH * spacing[index] / np.maximum(away, 1e-12))[:, None]
+    home = measured[index]
+    return home + share.astype(home.dtype) * (candidates - home)
+
+
+def settle_on_measured(points: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    """Points (m, 3), those right beside a measured one (n, 3) put onto it: it is on the surface."""
+    if len(points) < 2:
+        return points
+    away, beside = search(points, measured, 1)
+    back = search(measured, points, 1)[1]
+    close = away < BESIDE * np.median(search(points, points, [2])[0])
+    close &= back[beside] == np.arange(len(measured))
+    settled = points.copy()
+    settled[beside[close]] = measured[close]
+    return settled
 
 
 def spread_out(points: np.ndarray, count: int) -> np.ndarray:

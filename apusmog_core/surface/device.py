@@ -23,7 +23,7 @@ from ..segment.cluster import rows_by_label
 from ..sensor.device import parts_that_fit
 from ..sensor.packed import send
 from ..sensor.view import ObjectScan
-from .choose import AREA_NEIGHBOURS, push_apart
+from .choose import AREA_NEIGHBOURS, REACH, push_apart, settle_on_measured
 from .denoise import find_noise
 from .grow import (
     LEAST_CANDIDATES,
@@ -94,6 +94,7 @@ class DeviceSurface(SurfaceUpsampler):
         sent = send(packed | plan.packed, self.device)
         local, raw = sent["local"], sent["raw"]
         found = self._candidates_of(sent, sizes, each)  # (N, each, 4)
+        found = pull_back_strays(found, local, sizes)
         if not keep_measured:
             found = torch.cat((local[:, None], found), dim=1)
         found = found.flatten(0, 1)  # (M, 4)
@@ -145,6 +146,8 @@ class CentredCloud:
         if self.noisy:
             fixed = self.measured[: len(self.measured) * keep_measured].astype(np.float32)
             made = self.noisy.project(push_apart(made.astype(np.float32), fixed))
+        elif not keep_measured:
+            made = settle_on_measured(made, self.measured)
         return made + self.centre, source
 
 
@@ -210,6 +213,17 @@ def _repeated(away: Tensor, index: Tensor, k: int, least: int) -> tuple[Tensor, 
 
 
 # --- choice ---------------------------------------------------------------------------------------
+
+
+def pull_back_strays(found: Tensor, local: Tensor, sizes: np.ndarray) -> Tensor:
+    """Candidates (N, each, 4) of the points (N, 4) of clouds: see `choose.pull_back_strays`."""
+    near = nearest_of_each(local, sizes, local, sizes, AREA_NEIGHBOURS + 1)[0]
+    spacing = near[:, 1:].mean(1)
+    counts = found.shape[1] * sizes
+    away, index = nearest_of_each(local, sizes, found.flatten(0, 1), counts, 1)
+    home = local[index[:, 0]].view_as(found)
+    share = (REACH * spacing[index] / away.clamp_min(1e-12)).clamp(max=1).view(*found.shape[:2], 1)
+    return torch.lerp(home, found, share)
 
 
 class Choice:

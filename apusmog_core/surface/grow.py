@@ -14,7 +14,14 @@ from ..model.network import ApuSmog
 from ..model.smog import Mixture
 from ..segment.cluster import rows_by_label
 from ..sensor.view import ObjectScan
-from .choose import farthest_from, push_apart, relax, spread_out
+from .choose import (
+    farthest_from,
+    pull_back_strays,
+    push_apart,
+    relax,
+    settle_on_measured,
+    spread_out,
+)
 from .denoise import find_noise
 
 ANCHORS = 2048  # points of a cloud that are worked on at once
@@ -69,6 +76,8 @@ class SurfaceUpsampler:
         else:
             sent = torch.from_numpy(local[None]).to(self.device)
             found = self.candidates(sent, ratio, more, seed)[0].cpu().numpy()
+        if not self.plain:
+            found = pull_back_strays(found, local)
         fixed = measured.astype(np.float32) if keep_measured else local[:0]
         if keep_measured:
             chosen = found[farthest_from(found, fixed, new)]
@@ -80,6 +89,8 @@ class SurfaceUpsampler:
         made = chosen if self.plain else relax(chosen, found, fixed)
         if noisy:
             made = noisy.project(push_apart(made, fixed))
+        elif not (keep_measured or self.plain):
+            made = settle_on_measured(made, local)
         return made + centre
 
     def _patches(self, points: np.ndarray, ratio: float, more: float, seed: int) -> np.ndarray:
