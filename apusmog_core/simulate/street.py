@@ -16,9 +16,6 @@ from . import objects, shapes
 from .sensor import Placed, Scene, Sensor, SimulatedScan, scan
 from .shapes import Mesh
 
-# metres, length, width and height of the cars on a road: mean, deviation, least and greatest
-CAR_SIZE, CAR_SPREAD = (4.2, 1.75, 1.50), (0.4, 0.08, 0.08)
-CAR_LIMITS = (3.3, 1.55, 1.32), (5.1, 2.0, 1.8)
 STORED_REFLECTIVITY = 0.3  # of meshes from files, before each is painted
 
 
@@ -104,11 +101,7 @@ class _Catalogue:
         stored = self.folder.get(kind, ())
         if not stored or self.rng.random() < 0.4:
             return objects.BUILDERS[kind](self.rng)
-        mesh = stored[self.rng.integers(len(stored))]
-        scale = self.rng.uniform(0.93, 1.07, 3)
-        if kind == "car":  # those of racing games are low and wide
-            scale = self.rng.normal(CAR_SIZE, CAR_SPREAD).clip(*CAR_LIMITS) / mesh.size
-        mesh = mesh.scaled(scale)
+        mesh = stored[self.rng.integers(len(stored))].scaled(self.rng.uniform(0.93, 1.07, 3))
         shade = np.float32(objects.paint(self.rng) / STORED_REFLECTIVITY)
         return replace(mesh, reflectivity=mesh.reflectivity * shade)
 
