@@ -151,7 +151,10 @@ class PipelineConfig:
         high=1e6,
     )
     min_confidence: float = setting(
-        0.0, "new points below are left out; 0: the exact count", low=0.0, high=1.0
+        0.0,
+        "new points below are left out, and those that only fill up the count; 0: the exact count",
+        low=0.0,
+        high=1.0,
     )
     spread: str = setting(
         "rings",

@@ -17,17 +17,25 @@ class Dense:
     confidence: np.ndarray  # (m,) float32, that it lies on the object; 1 for measured points
     source: np.ndarray  # (m,) int64, row of the input that it is, or is near to
     generated: np.ndarray  # (m,) bool
+    filler: np.ndarray  # (m,) bool, between points of a ring, only to make the count exact
 
     @classmethod
     def measured(cls, points: np.ndarray, rows: np.ndarray) -> Dense:
         """Rows (m,) of the input's points (n, 3)."""
-        ones, made = np.ones(len(rows), np.float32), np.zeros(len(rows), bool)
-        return cls(points.take(rows, axis=0), ones, rows, made)
+        ones, no = np.ones(len(rows), np.float32), np.zeros((2, len(rows)), bool)
+        return cls(points.take(rows, axis=0), ones, rows, *no)
 
     @classmethod
-    def new(cls, points: np.ndarray, confidence: np.ndarray, source: np.ndarray) -> Dense:
+    def new(
+        cls,
+        points: np.ndarray,
+        confidence: np.ndarray,
+        source: np.ndarray,
+        filler: np.ndarray | None = None,
+    ) -> Dense:
         """Points (m, 3) that were not measured."""
-        return cls(points, confidence, source, np.ones(len(points), bool))
+        yes = np.ones(len(points), bool)
+        return cls(points, confidence, source, yes, ~yes if filler is None else filler)
 
     @classmethod
     def concatenate(cls, parts: Sequence[Dense]) -> Dense:

@@ -179,10 +179,11 @@ class ScanPipeline:
             dense = self._upsample(segments, rows, served, counts)
         self._learn_pace(timings["upsample"], self._new(counts, sizes)[served].sum())
 
-        # 3. which are sure enough
+        # 3. which are sure enough, and not there for the count alone
         instance = np.repeat(np.arange(1, len(rows) + 1, dtype=np.uint32), counts)
         if self.config.min_confidence:
-            sure = ~dense.generated | (dense.confidence >= self.config.min_confidence)
+            sure = (dense.confidence >= self.config.min_confidence) & ~dense.filler
+            sure |= ~dense.generated
             dense, instance = dense.take(np.flatnonzero(sure)), instance[sure]
         timings["total"] = sum(timings.values())
         return DenseScan(

@@ -266,6 +266,22 @@ def test_unsure_points_are_left_out_where_asked_for_and_measured_ones_never():
     assert (dense.confidence[dense.generated] >= 0.5).all()
 
 
+@pytest.mark.parametrize("least, share", [(0.0, 1.0), (0.5, 0.5)])
+def test_filler_is_left_out_where_sure_points_are_asked_for(least, share):
+    made = pipeline(min_confidence=least)
+    upsample = made.upsampler.upsample_scan
+
+    def filled_up(*scan):
+        found = upsample(*scan)
+        found.filler[::2] = found.generated[::2]
+        return found
+
+    made.upsampler.upsample_scan = filled_up
+    dense = made.process(scan(), ratio=3)
+    assert np.count_nonzero(~dense.generated) == sum(SIZES)
+    assert dense.generated.sum() == pytest.approx(2 * share * sum(SIZES), abs=5)
+
+
 def test_a_pipeline_without_settings_has_the_default_ones():
     assert ScanPipeline(upsampler=Interpolator()).config == PipelineConfig()
 

@@ -15,7 +15,7 @@ from apusmog_core.sensor.lattice import (
     ray_confidence,
 )
 from apusmog_core.sensor.view import ObjectScan, look_around
-from apusmog_core.weights import build_network
+from apusmog_core.weights import build_network, load_network
 
 LIKELY = 0.2
 
@@ -147,6 +147,19 @@ def test_counts_are_exact_where_rings_and_columns_mean_little(up, case):
             dense = up.upsample_scan(scan, [round(ratio * len(points))])
             assert len(dense.points) == round(ratio * len(points))
             assert np.isfinite(dense.points).all()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_filler_is_what_lies_between_the_points_of_a_ring_for_the_count_alone(compiled):
+    reach = bumpy(rings=3)
+    reach[:2] = 60.0  # far behind the highest ring, alone in front of it
+    scan = grid_scan(reach, np.repeat([[0], [0], [1]], 30, axis=1))
+    up = Upsampler(load_network("lidar"), "cpu", compiled=compiled)
+    dense = up.upsample_scan(scan, [4 * 30])
+    elevation = np.arcsin(dense.points[:, 2] / np.linalg.norm(dense.points, axis=1))
+    on_ring = np.abs(elevation - elevation[0]) < 1e-4
+    assert (dense.filler == on_ring & dense.generated).all()
+    assert 0 < dense.filler.sum() < 90
 
 
 def test_surroundings_and_other_objects_keep_their_points(up):

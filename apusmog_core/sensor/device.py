@@ -138,7 +138,8 @@ def received(scan: ObjectScan, made: np.ndarray, objects: slice, new: np.ndarray
     owner = np.repeat(np.arange(objects.start, objects.stop) + 1, new)
     if np.isfinite(made).all() and (scan.instance[source] != owner).any():
         raise RuntimeError("a lattice with too few rays: please report this")
-    return Dense.new(made[:, :3], made[:, 3].copy(), source)
+    sure = made[:, 3]
+    return Dense.new(made[:, :3], np.abs(sure), source, filler=sure < 0)
 
 
 class DeviceGraph:
@@ -230,7 +231,7 @@ def rays_of(own: Tensor, slots: Tensor) -> Tensor:
 
 
 def confidence(log_intensity: Tensor, log_scale: Tensor, own: Tensor, slots: Tensor) -> Tensor:
-    """Confidence (R, S) of the answers to rays: see `lattice.ray_confidence`.
+    """Confidence (R, S) of the answers to rays, negative for filler: `lattice.ray_confidence`.
 
     The ray alone is right by c = (1 - e^-u) (1 - e^-v), u the intensity, v the tolerance in
     expected errors; the odds are inverse to the metres between rings.
@@ -253,7 +254,7 @@ def best_of_each(
     key = own[:, OWNER, None].double() + slots[..., ORDER]
     # of weights that training has broken, too, each object gets its count
     key = key - torch.lerp(sure, even, slots[..., TIER]).nan_to_num(0.0)
-    key = torch.add(key, sure >= LATTICE.likely, alpha=-4)
+    key = torch.add(key, sure.abs() >= LATTICE.likely, alpha=-4)
     ordered, order = key.flatten().sort(stable=True)
     first = torch.searchsorted(ordered, sent["first"].double()) - sent["begin"]  # (o,)
     each = torch.repeat_interleave(first, sent["new"], output_size=count)

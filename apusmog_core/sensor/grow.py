@@ -85,6 +85,7 @@ class RayUpsampler:
 
         for rays_of_a_level in lattice_rays(graph, levels[cloud], keep_measured):
             ask(*rays_of_a_level)
+        lattice = sum(len(owners) for owners, *_ in asked)
         along = rays_along(graph.sizes, np.maximum(new - likely, 0))
         ask(*along, np.ones(len(along[0]), np.int8))
         anchors, rays, tier, depth, sure = (np.concatenate(c) for c in zip(*asked, strict=True))
@@ -93,4 +94,5 @@ class RayUpsampler:
             raise RuntimeError("a lattice with too few rays: please report this")
         anchors = anchors[best]
         points = ray_points(graph, anchors, rays[best], depth[best])
-        return Dense.new(points, sure[best], nearest_measured(scan, graph, anchors, points))
+        source = nearest_measured(scan, graph, anchors, points)
+        return Dense.new(points, sure[best], source, filler=best >= lattice)

@@ -137,7 +137,8 @@ def pack_lattice(
     `first` (o,) the numbers of the objects.
     `blocks` (kinds, S, 9) are the kinds of rows there are. Slots: where a ray goes in columns, how
     much of the way aside to the partner, in rings, in rings up, in rings down, place in the order
-    of the choice, tier, factor of the confidence, a share of 1 that spreads evenly.
+    of the choice, tier, factor of the confidence (negative for filler), a share of 1 that spreads
+    evenly.
     """
     kinds, level = np.unique(levels, axis=0, return_inverse=True)
     up, down = zip(*(_slots(*kind, keep_measured) for kind in kinds.tolist()), strict=True)
@@ -146,11 +147,11 @@ def pack_lattice(
     slots = min(max(int(usual), 1), MOST_SLOTS)
     down_rows = max(-(-len(x) // slots) for x, _ in down)
     blocks, up_kinds, down_kinds = [], [], []
-    for (x, way), (x_down, way_down) in zip(up, down, strict=True):
+    for across, (x, way), (x_down, way_down) in zip(kinds[:, 0], up, down, strict=True):
         up_kinds.append(len(blocks))
         up_rows = -(-len(x) // slots)
         for unseen in (1.0, LATTICE.unseen):
-            blocks += _blocks(x, way, way, slots, up_rows, unseen)
+            blocks += _blocks(x, way, way, slots, up_rows, unseen, filled_up=across == 1)
         down_kinds.append(len(blocks))
         for unseen in (1.0, LATTICE.unseen):
             blocks += _blocks(x_down, 0 * x_down, -way_down, slots, down_rows, unseen)
@@ -182,10 +183,13 @@ def _slots(across: int, rings: int, keep_measured: bool) -> tuple[Slots, Slots]:
     return (x, way), down
 
 
-def _blocks(x, aside, way, slots: int, rows: int, unseen: float) -> list[np.ndarray]:
-    """Rows of slots (rows, slots, 9), the last filled up with slots that hold no ray."""
+def _blocks(
+    x, aside, way, slots: int, rows: int, unseen: float, filled_up: bool = False
+) -> list[np.ndarray]:
+    """Rows of slots (rows, slots, 9), the last filled up with slots that hold no ray; `filled_up`:
+    rays along the ring are filler."""
     tier = x > 0
-    factor = np.where(way != 0, unseen, 1.0)
+    factor = np.where(way != 0, unseen, np.where(filled_up & tier, -1.0, 1.0))
     even = np.arange(len(x)) / len(x)
     up, down = np.maximum(way, 0), np.maximum(-way, 0)
     filled = np.stack((x, aside, way, up, down, 2.0 * tier, tier, factor, even), axis=1)
