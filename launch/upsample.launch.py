@@ -26,6 +26,7 @@ BOOLEAN = ("true", "false", "True", "False", "1", "0")
 ARGUMENTS = {  # name: default, what it is, what it may be
     "topic": ("points", "PointCloud2 topic to upsample; a recording is played to it"),
     "ratio": ("", "output points for each measured point, any number > 0; empty: as in config"),
+    "min_confidence": ("", "0: the exact count; 0.8: sure points only, as detectors want them"),
     "weights": ("", "a shipped name or a checkpoint file; empty: as in config"),
     "device": ("", "auto, cpu, cuda or cuda:N; empty: as in config"),
     "target_frame": ("", "frame of the output, which needs tf2_ros; empty: as in config"),
@@ -81,8 +82,7 @@ def _nodes(context) -> list:
 def _upsampler(given: dict, sim_time: bool, common: dict) -> Node:
     changed = {"use_sim_time": sim_time}
     changed |= {n: given[n] for n in ("weights", "device", "target_frame") if given[n]}
-    if given["ratio"]:
-        changed["ratio"] = _number("ratio", given["ratio"])
+    changed |= {n: _number(n, given[n]) for n in ("ratio", "min_confidence") if given[n]}
     if given["reliability"]:
         changed["qos.input_reliability"] = given["reliability"]
     return Node(

@@ -22,8 +22,8 @@ from launch.launch_description_sources import PythonLaunchDescriptionSource  # n
 from sensor_msgs.msg import PointCloud2  # noqa: E402
 
 FILE = Path(__file__).parents[1] / "launch" / "upsample.launch.py"
-ARGUMENTS = "topic ratio weights device target_frame reliability config bag rate loop rviz".split()
-ARGUMENTS += "use_sim_time name namespace".split()
+ARGUMENTS = "topic ratio min_confidence weights device target_frame reliability config bag".split()
+ARGUMENTS += "rate loop rviz use_sim_time name namespace".split()
 RUN = """
 import sys
 from launch import LaunchDescription, LaunchService
@@ -96,7 +96,7 @@ def test_node_and_replay_start_a_dense_cloud_arrives_and_ctrl_c_ends_all(ros, la
     )
     cloud = wait_until(lambda: dense and dense[-1].width and dense[-1], "a dense cloud", 60)
     assert cloud.width > 0 and cloud.header.frame_id == "velo_link"
-    assert ros.peer.count_publishers("/left/lidar") == 1
+    wait_until(lambda: ros.peer.count_publishers("/left/lidar") == 1, "the replay's topic", 10)
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does, to all of them
     asked = time.monotonic()
     running.wait(timeout=30)
@@ -110,6 +110,7 @@ def test_node_and_replay_start_a_dense_cloud_arrives_and_ctrl_c_ends_all(ros, la
     "wrong, reason",
     [
         (dict(ratio="many"), "ratio:=many is not a number"),
+        (dict(min_confidence="much"), "min_confidence:=much is not a number"),
         (dict(rate="fast", bag="."), "rate:=fast is not a number"),
         (dict(rviz="maybe"), "maybe"),
         (dict(loop="often"), "often"),
