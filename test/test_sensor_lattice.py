@@ -160,6 +160,8 @@ def test_filler_is_what_lies_between_the_points_of_a_ring_for_the_count_alone(co
     on_ring = np.abs(elevation - elevation[0]) < 1e-4
     assert (dense.filler == on_ring & dense.generated).all()
     assert 0 < dense.filler.sum() < 90
+    columns = up.upsample_scan(scan, [16 * 30], spread="even")
+    assert len(np.unique(columns.points.round(6), axis=0)) == 16 * 30  # no ray is asked twice
 
 
 def test_surroundings_and_other_objects_keep_their_points(up):

@@ -143,13 +143,15 @@ def test_trained_weights_give_clouds_as_even_and_as_near_to_the_surface_as_on_th
 
 
 def test_strays_are_pulled_back_on_a_device_as_on_the_cpu():
-    clouds = [ball(n, n) for n in (60, 40)]
+    clouds = [ball(n, n) for n in (60, 4)]
     moved = [
         c.repeat(3, 0) + np.random.default_rng(0).normal(0, 0.2, (3 * len(c), 3)) for c in clouds
     ]
-    sizes = np.array([60, 40])
-    found = apart(*moved).unflatten(0, (100, 3))
-    mine = device.pull_back_strays(found, apart(*clouds), sizes).flatten(0, 1)
+    found = apart(*moved).unflatten(0, (64, 3))
+    reach = torch.from_numpy(
+        np.concatenate([choose.reach_of(c) for c in clouds]).astype(np.float32)
+    )
+    mine = device.pull_back_strays(found, apart(*clouds), reach, np.array([60, 4])).flatten(0, 1)
     theirs = [choose.pull_back_strays(m, c) for m, c in zip(moved, clouds, strict=True)]
     assert mine[:, :3].numpy() == pytest.approx(np.concatenate(theirs), abs=1e-4)
 

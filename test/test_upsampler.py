@@ -13,6 +13,8 @@ from apusmog_core import Upsampler, compute
 from apusmog_core.config import PRESETS
 from apusmog_core.geometry import farthest, geodesic_patches
 from apusmog_core.surface import choose
+from apusmog_core.surface.device import DeviceSurface
+from apusmog_core.surface.grow import SurfaceUpsampler
 from apusmog_core.weights import build_network, save, shipped
 
 RATIOS = (0.5, 1, 1.5, 1.98, 2.34, 3.45, 4, 4.93, 7.72, 9.51, 18.11, 22.86)
@@ -244,10 +246,13 @@ def test_no_point_bridges_a_gap_that_the_measured_points_leave():
     assert not ((dense[:, 0] > 1.1) & (dense[:, 0] < 1.2)).any()
 
 
-def test_clean_measured_points_stay_where_an_output_lies_right_beside_them():
+@pytest.mark.parametrize("way", [SurfaceUpsampler, DeviceSurface])
+def test_clean_measured_points_stay_where_an_output_lies_right_beside_them(way):
     points = np.float32(ball(500) - [20.0, 3.0, 0.0])
-    dense = Upsampler.load("shape", "cpu").upsample(points, 4)
-    kept = cKDTree(dense).query(points)[0] < 1e-6
+    up = Upsampler.load("shape", "cpu")
+    up.way = way(up.network, torch.device("cpu"), torch.float32)
+    dense = up.upsample(points, 4)
+    kept = cKDTree(dense).query(points)[0] == 0
     assert 0.3 < kept.mean() < 1  # the others would crowd it
     alone = choose.settle_on_measured(points + [5.0, 0, 0], points)
     assert np.array_equal(alone, points + [5.0, 0, 0])

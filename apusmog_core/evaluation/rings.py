@@ -287,7 +287,7 @@ def _distance_to(mesh, origin: Sequence[float]) -> Callable[[np.ndarray], np.nda
     def distance(points: np.ndarray) -> np.ndarray:
         import open3d as o3d
 
-        scene = o3d.t.geometry.RaycastingScene()  # kept for a thousand objects, they crash Open3D
+        scene = o3d.t.geometry.RaycastingScene()  # a thousand alive at once crash Open3D
         scene.add_triangles(vertices, mesh.triangles.astype(np.uint32))
         return metrics.distance_to_mesh(points, scene)
 

@@ -133,13 +133,14 @@ def parts_that_fit(sizes: np.ndarray, room: int) -> list[slice]:
 
 
 def received(scan: ObjectScan, made: np.ndarray, objects: slice, new: np.ndarray) -> Dense:
-    """The new points (m, 5) of some objects: x, y, z, confidence, row of the scan."""
+    """The new points (m, 5) of some objects: x, y, z, confidence (negative: filler), row of the
+    scan."""
     source = made[:, 4].astype(np.int64)
     owner = np.repeat(np.arange(objects.start, objects.stop) + 1, new)
     if np.isfinite(made).all() and (scan.instance[source] != owner).any():
         raise RuntimeError("a lattice with too few rays: please report this")
     sure = made[:, 3]
-    return Dense.new(made[:, :3], np.abs(sure), source, filler=sure < 0)
+    return Dense.new(made[:, :3], np.abs(sure), source, filler=np.signbit(sure))
 
 
 class DeviceGraph:

@@ -86,7 +86,7 @@ class RayUpsampler:
         for rays_of_a_level in lattice_rays(graph, levels[cloud], keep_measured):
             ask(*rays_of_a_level)
         lattice = sum(len(owners) for owners, *_ in asked)
-        along = rays_along(graph.sizes, np.maximum(new - likely, 0))
+        along = rays_along(graph.sizes, np.maximum(new - likely, 0), levels[:, 0])
         ask(*along, np.ones(len(along[0]), np.int8))
         anchors, rays, tier, depth, sure = (np.concatenate(c) for c in zip(*asked, strict=True))
         best = best_of_each(cloud[anchors], sure, tier, new, seed, LATTICE.likely)

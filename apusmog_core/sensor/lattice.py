@@ -107,9 +107,9 @@ def _rays_of(aside, gap, x, way):
 
 
 @machine_code
-def rays_along(sizes, missing):
+def rays_along(sizes, missing, across):
     """Anchors (m,) and rays (m, 1, 2) along the rings: missing[i] in all, between the points of
-    object i, which has sizes[i] of them; evenly spread."""
+    object i, which has sizes[i] of them; evenly spread, beside its lattice of across[i] columns."""
     anchors = np.empty(missing.sum(), np.int64)
     rays = np.zeros((len(anchors), 1, 2), np.float32)
     begin = end = 0
@@ -118,7 +118,7 @@ def rays_along(sizes, missing):
         for n in range(missing[i]):
             place = n * sizes[i] * per // missing[i]
             anchors[end] = begin + place // per
-            rays[end, 0, 0] = (place % per + 1) / (per + 1)
+            rays[end, 0, 0] = (place % per + 1) / ((per + 1) * across[i])
             end += 1
         begin += sizes[i]
     return anchors, rays

@@ -25,16 +25,19 @@ BORDER = 0.25  # a point whose neighbours lie to one side by more than this is h
 
 
 def pull_back_strays(candidates: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    """Candidates (m, 3), those that bridge gaps or leave borders pulled back: none stays farther
-    from all measured points (n, 3) than REACH says."""
-    k = min(AREA_NEIGHBOURS + 1, len(measured))
-    if k < 2:
-        return candidates
-    spacing = search(measured, measured, range(2, k + 1))[0].mean(axis=1)
+    """Candidates (m, 3), those that bridge gaps or leave borders pulled back into the reach of the
+    nearest measured point (n, 3)."""
     away, index = search(measured, candidates, 1)
-    share = np.minimum(1, REACH * spacing[index] / np.maximum(away, 1e-12))[:, None]
+    share = np.minimum(1, reach_of(measured)[index] / np.maximum(away, 1e-12))[:, None]
     home = measured[index]
     return home + share.astype(home.dtype) * (candidates - home)
+
+
+def reach_of(measured: np.ndarray) -> np.ndarray:
+    """How far (n,) from each measured point (n, 3) a candidate may be; copies do not count."""
+    near = search(measured, measured, range(1, min(AREA_NEIGHBOURS + 1, len(measured)) + 1))[0]
+    reach = REACH * near.sum(axis=1) / np.maximum((near > 0).sum(axis=1), 1)
+    return np.where(reach > 0, reach, np.inf)  # nothing tells how far apart points are
 
 
 def settle_on_measured(points: np.ndarray, measured: np.ndarray) -> np.ndarray:

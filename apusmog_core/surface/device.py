@@ -4,7 +4,8 @@
 Clouds of any sizes go there together, one after the other, as points with a fourth coordinate that
 keeps clouds far apart: nearest points are then always of the same cloud. What `grow.py` and
 `choose.py` do with trees and fpsample is done here by all distances, as many at a time as fit into
-free memory. Denoising stays on the CPU. In shapes: C clouds, N points, M candidates, m new points.
+free memory. On the CPU stay denoising and what becomes the measured point beside it. In shapes: C
+clouds, N points, M candidates, m new points.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..segment.cluster import rows_by_label
 from ..sensor.device import parts_that_fit
 from ..sensor.packed import send
 from ..sensor.view import ObjectScan
-from .choose import AREA_NEIGHBOURS, REACH, push_apart, settle_on_measured
+from .choose import AREA_NEIGHBOURS, push_apart, reach_of, settle_on_measured
 from .denoise import find_noise
 from .grow import (
     LEAST_CANDIDATES,
@@ -88,13 +89,16 @@ class DeviceSurface(SurfaceUpsampler):
         packed = {
             "local": _set_apart([one.denoised for one in clouds]),  # (N, 4)
             "raw": _set_apart([one.measured for one in clouds]),  # (N, 4)
+            "reach": np.concatenate(
+                [reach_of(one.denoised) / unit_of(one.denoised) for one in clouds]
+            ),
             "shift": np.concatenate([shifts(len(one.measured), seed) for one in clouds]),
             "shares": even_shares(each),
         }
         sent = send(packed | plan.packed, self.device)
         local, raw = sent["local"], sent["raw"]
         found = self._candidates_of(sent, sizes, each)  # (N, each, 4)
-        found = pull_back_strays(found, local, sizes)
+        found = pull_back_strays(found, local, sent["reach"], sizes)
         if not keep_measured:
             found = torch.cat((local[:, None], found), dim=1)
         found = found.flatten(0, 1)  # (M, 4)
@@ -142,7 +146,7 @@ class CentredCloud:
         """New points (m, 3) where the cloud is, denoised as well, and the rows of their sources;
         made (m, 4) are new points and sources, counted from a first one."""
         source = self.order[made[:, 3].astype(np.int64) - first]
-        made = made[:, :3] * unit_of(self.measured)
+        made = made[:, :3].astype(np.float64) * unit_of(self.measured)
         if self.noisy:
             fixed = self.measured[: len(self.measured) * keep_measured].astype(np.float32)
             made = self.noisy.project(push_apart(made.astype(np.float32), fixed))
@@ -215,15 +219,12 @@ def _repeated(away: Tensor, index: Tensor, k: int, least: int) -> tuple[Tensor, 
 # --- choice ---------------------------------------------------------------------------------------
 
 
-def pull_back_strays(found: Tensor, local: Tensor, sizes: np.ndarray) -> Tensor:
-    """Candidates (N, each, 4) of the points (N, 4) of clouds: see `choose.pull_back_strays`."""
-    near = nearest_of_each(local, sizes, local, sizes, AREA_NEIGHBOURS + 1)[0]
-    spacing = near[:, 1:].mean(1)
+def pull_back_strays(found: Tensor, local: Tensor, reach: Tensor, sizes: np.ndarray) -> Tensor:
+    """Candidates (N, each, 4) of points (N, 4) with their reach (N,): `choose.pull_back_strays`."""
     counts = found.shape[1] * sizes
     away, index = nearest_of_each(local, sizes, found.flatten(0, 1), counts, 1)
-    home = local[index[:, 0]].view_as(found)
-    share = (REACH * spacing[index] / away.clamp_min(1e-12)).clamp(max=1).view(*found.shape[:2], 1)
-    return torch.lerp(home, found, share)
+    share = (reach[index] / away.clamp_min(1e-12)).clamp(max=1).view(*found.shape[:2], 1)
+    return torch.lerp(local[index[:, 0]].view_as(found), found, share)
 
 
 class Choice:

@@ -90,7 +90,7 @@ class SurfaceUpsampler:
         if noisy:
             made = noisy.project(push_apart(made, fixed))
         elif not (keep_measured or self.plain):
-            made = settle_on_measured(made, local)
+            made = settle_on_measured(made, measured)
         return made + centre
 
     def _patches(self, points: np.ndarray, ratio: float, more: float, seed: int) -> np.ndarray:
