@@ -135,11 +135,11 @@ def test_trained_weights_give_clouds_as_even_and_as_near_to_the_surface_as_on_th
     expected = up.upsample_many(clouds, 4, keep_measured=keep)
     found = with_device_code().upsample_many(clouds, 4, keep_measured=keep)
     assert [c.shape for c in found] == [c.shape for c in expected]
-    gaps, off = (
-        [np.mean([of(c) for c in dense]) for dense in (found, expected)]
-        for of in (least_gap, lambda c: np.abs(np.linalg.norm(c, axis=1) - 1).mean())
-    )
-    assert off[0] < 1.1 * off[1] and gaps[0] > 0.85 * gaps[1]
+    for mine, theirs in zip(found, expected, strict=True):
+        off = [np.abs(np.linalg.norm(c, axis=1) - 1).mean() for c in (mine, theirs)]
+        assert off[0] < 1.1 * off[1] and least_gap(mine) > 0.7 * least_gap(theirs)
+    gaps = [np.mean([least_gap(c) for c in dense]) for dense in (found, expected)]
+    assert gaps[0] > 0.85 * gaps[1]
 
 
 def test_strays_are_pulled_back_on_a_device_as_on_the_cpu():

@@ -151,7 +151,7 @@ def pack_lattice(
         up_kinds.append(len(blocks))
         up_rows = -(-len(x) // slots)
         for unseen in (1.0, LATTICE.unseen):
-            blocks += _blocks(x, way, way, slots, up_rows, unseen, filled_up=across == 1)
+            blocks += _blocks(x, way, way, slots, up_rows, unseen, with_filler=across == 1)
         down_kinds.append(len(blocks))
         for unseen in (1.0, LATTICE.unseen):
             blocks += _blocks(x_down, 0 * x_down, -way_down, slots, down_rows, unseen)
@@ -184,12 +184,12 @@ def _slots(across: int, rings: int, keep_measured: bool) -> tuple[Slots, Slots]:
 
 
 def _blocks(
-    x, aside, way, slots: int, rows: int, unseen: float, filled_up: bool = False
+    x, aside, way, slots: int, rows: int, unseen: float, with_filler: bool = False
 ) -> list[np.ndarray]:
-    """Rows of slots (rows, slots, 9), the last filled up with slots that hold no ray; `filled_up`:
-    rays along the ring are filler."""
+    """Rows of slots (rows, slots, 9), the last filled up with slots that hold no ray;
+    `with_filler`: rays along the ring are filler."""
     tier = x > 0
-    factor = np.where(way != 0, unseen, np.where(filled_up & tier, -1.0, 1.0))
+    factor = np.where(way != 0, unseen, np.where(with_filler & tier, -1.0, 1.0))
     even = np.arange(len(x)) / len(x)
     up, down = np.maximum(way, 0), np.maximum(-way, 0)
     filled = np.stack((x, aside, way, up, down, 2.0 * tier, tier, factor, even), axis=1)
