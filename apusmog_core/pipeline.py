@@ -39,6 +39,7 @@ class Segments:
     ring: np.ndarray | None = None  # (n,) int32, as given or found
     ring_source: str = "none"  # what told the rings: field, order, elevation or none
     height: np.ndarray | None = None  # (n,) float32 above the ground, nan where not known
+    bias: np.ndarray | None = None  # (n,) metres by which ranges are too long; None: not known
     not_finite: int = 0  # rows of the input that were left out
     no_return: int = 0  # rows at exactly (0, 0, 0), which say that nothing came back
     timings: dict[str, float] = field(default_factory=dict)  # stage -> milliseconds
@@ -147,15 +148,17 @@ class ScanPipeline:
             scan = _returns(points, intensity, ring)
         found = self.segmenter.find(scan["points"], scan.pop("ring"))
         timings = found.timings | {"filter": timings["filter"] + found.timings["filter"]}
+        bias = None
         if self.config.calibrate and found.ring is not None:
             with timed(timings, "calibrate"):
-                self.calibration.update(scan["points"], found.ring)
+                bias = self.calibration.update(scan["points"], found.ring)
         return Segments(
             ground=found.ground,
             instance=found.instance,
             ring=found.ring,
             ring_source=found.ring_source,
             height=found.height,
+            bias=bias,
             timings=timings,
             **scan,
         )
@@ -203,9 +206,8 @@ class ScanPipeline:
         self, segments: Segments, rows: list[np.ndarray], served: np.ndarray, counts: np.ndarray
     ) -> Dense:
         """All instances (k,), those served with as many points as counted."""
-        bias = self.calibration.of_points(segments.ring) if self.config.calibrate else None
         where = (segments.points, segments.instance, segments.ring, segments.height)
-        scan, chosen = ObjectScan(*where, bias=bias), np.flatnonzero(served)
+        scan, chosen = ObjectScan(*where, bias=segments.bias), np.flatnonzero(served)
         if len(chosen) < len(rows):
             scan = scan.only(chosen + 1)
         options = (self.config.keep_measured, self.config.spread)

@@ -74,6 +74,19 @@ def test_rings_may_have_any_numbers_and_unknown_ones_have_no_bias():
     calibration.update(points[:0], ring[:0])
 
 
+def test_rings_that_look_elsewhere_are_not_corrected_and_in_the_end_learned_anew():
+    calibration = calibrated(BIAS)
+    points, ring = room(10, BIAS)
+    np.testing.assert_array_equal(calibration.update(points, ring), calibration.bias[ring])
+    learned, there = calibration.bias, ring > 0  # the first ring sees nothing, and all move up
+    assert calibration.update(points[there], ring[there] - 1) is None
+    assert calibration.bias is learned and calibration.of_points(ring) is not None
+    for seed in range(30):  # another sensor
+        points, ring = room(seed, -BIAS)
+        bias = calibration.update(points, RINGS - ring)
+    assert np.corrcoef(bias, -BIAS[ring])[0, 1] > 0.9
+
+
 def test_several_threads_may_update_one_calibration():
     calibration = Calibration()
     scans = [room(seed, BIAS) for seed in range(10)]

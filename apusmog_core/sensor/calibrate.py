@@ -38,6 +38,9 @@ class CalibrationConfig:
     scans: int = 8  # fewest
     memory: int = 20_000  # residuals of a ring; older ones fade
     every: int = 10  # once settled, one scan in so many is looked at
+    sample: int = 8  # one return in so many tells whether a scan's rings are those of before
+    shift: float = 0.3  # of the gap between rings that they may look elsewhere
+    patience: int = 20  # scans in a row of other rings, after which all starts anew
 
 
 CALIBRATION = CalibrationConfig()
@@ -50,29 +53,62 @@ class Calibration:
     def __init__(self, config: CalibrationConfig = CALIBRATION):
         self.config = config
         self._lock = threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
         self.scans = 0  # that were offered
+        self._others = 0  # of them the latest, whose rings were others
         self.converged = False
         self.bias = np.zeros(0)  # (rings,) metres by which the ranges of a ring are too long
         self._sums = np.zeros((0, 5))  # see laser_sums
         self._residuals = np.zeros((0, BINS))
         self._weights = np.zeros((0, 2))  # of the rings below and above, summed over residuals
 
-    def update(self, points: np.ndarray, ring: np.ndarray) -> None:
-        """Learn from one scan: returns (n, 3) about the sensor, and the ring (n,) of each."""
+    def update(self, points: np.ndarray, ring: np.ndarray) -> np.ndarray | None:
+        """Learn from one scan: returns (n, 3) about the sensor, and the ring (n,) of each.
+
+        Returns the bias (n,) of these points; None until it is known, and where these rings are
+        others than those before: rings that were counted change their numbers when one is missing.
+        """
         with self._lock:
             self.scans += 1
-            skipped = self.converged and self.scans % self.config.every
-            if skipped or len(ring) == 0 or ring.min() < 0 or ring.max() >= MOST_RING_NUMBERS:
-                return
-            self._grow(int(ring.max()) + 1)
-            polar = to_polar(points)
-            self._sums += laser_sums(ring, polar, len(self._sums))
-            self._count(polar, ring)
-            self.bias = self._solve()
-            settled = self._residuals.sum(axis=1) >= self.config.enough
-            rings = np.count_nonzero(self._sums[:, 0])
-            enough = np.count_nonzero(settled) >= self.config.share * rings
-            self.converged = enough and self.scans >= self.config.scans
+            if len(ring) == 0 or ring.min() < 0 or ring.max() >= MOST_RING_NUMBERS:
+                return None
+            if not self._knows(points, ring):
+                self._others += 1
+                if self._others >= self.config.patience:
+                    self._start()
+                return None
+            self._others = 0
+            if not self.converged or self.scans % self.config.every == 0:
+                self._learn(to_polar(points), ring)
+        return self.of_points(ring)
+
+    def _knows(self, points: np.ndarray, ring: np.ndarray) -> bool:
+        """Whether the rings of a scan look where those of the scans before did."""
+        known = self._order()
+        if len(known) < 2:
+            return True
+        some = slice(None, None, self.config.sample)
+        size = max(len(self._sums), int(ring.max()) + 1)
+        count, elevation, inverse = laser_sums(ring[some], to_polar(points[some]), size).T[:3]
+        mine, height = fit_lasers(self._sums[known])
+        away = elevation[known] - mine * count[known] - height * inverse[known]
+        seen = count[known] > 0
+        if not seen.any():
+            return False
+        away = np.median(np.abs(away[seen] / count[known][seen]))
+        return away < self.config.shift * np.median(np.diff(np.sort(mine)))
+
+    def _learn(self, polar: np.ndarray, ring: np.ndarray) -> None:
+        self._grow(int(ring.max()) + 1)
+        self._sums += laser_sums(ring, polar, len(self._sums))
+        self._count(polar, ring)
+        self.bias = self._solve()
+        settled = self._residuals.sum(axis=1) >= self.config.enough
+        rings = np.count_nonzero(self._sums[:, 0])
+        enough = np.count_nonzero(settled) >= self.config.share * rings
+        self.converged = enough and self.scans >= self.config.scans
 
     def of_points(self, ring: np.ndarray | None) -> np.ndarray | None:
         """Bias (n,) of points by their rings; None until it is known."""
