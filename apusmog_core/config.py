@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 from .compute import PRECISIONS, check_device
@@ -116,6 +117,12 @@ class GroundConfig:
     )
     cell: float = setting(0.5, "cell of the grid method, metres", low=0.05, high=10.0)
     thickness: float = setting(0.12, "points this close above ground are ground", low=0.0, high=2.0)
+
+    def __post_init__(self):
+        if self.method == "patchwork" and not importlib.util.find_spec("pypatchworkpp"):
+            raise ValueError(
+                "ground.method patchwork needs pip install pypatchworkpp; or choose auto or grid"
+            )
 
 
 @dataclass(frozen=True)

@@ -50,24 +50,30 @@ class Networks:
         """Use settings from the next scan on; another network when it is loaded."""
         wished = chosen(config)
         with self._lock:
-            if wished == self._running:
-                self._loading = None
-            elif wished != self._loading:
+            running, loading = wished == self._running, wished == self._loading
+            if not (running or loading):
                 from apusmog_core import weights
 
                 weights.find(config.weights)
+            self._use(self._pipeline, config, self._running)  # what is refused changes nothing
+            if running:
+                self._loading = None
+            elif not loading:
                 self._loading = wished
                 self._start(config)
-            self._config = config
-            self._use(self._pipeline)
 
     def _start(self, config: NodeConfig) -> None:
         threading.Thread(target=self._load_in_turn, args=(config,), daemon=True).start()
 
-    def _use(self, pipeline: ScanPipeline | InterimPipeline) -> None:
-        """Run the network of a pipeline with the present settings; the caller holds the lock."""
-        config = with_values(self._config, self._running or {})
-        self._pipeline = pipeline.configured(config)
+    def _use(
+        self,
+        pipeline: ScanPipeline | InterimPipeline,
+        config: NodeConfig,
+        running: dict[str, str] | None,
+    ) -> None:
+        """Run this network, which is `running`, with these settings; the caller holds the lock."""
+        self._pipeline = pipeline.configured(with_values(config, running or {}))
+        self._config, self._running = config, running
 
     def _load_in_turn(self, config: NodeConfig) -> None:
         with self._turn:
@@ -82,6 +88,11 @@ class Networks:
             with self._compiling():
                 pipeline = ScanPipeline(config)  # loads PyTorch, which takes seconds
                 pipeline.warm_up()
+            with self._lock:
+                if self._loading != wished:
+                    return
+                self._use(pipeline, self._config, wished)
+                self._loading, self.state = None, "ready"
         except Exception as error:
             with self._lock:
                 if self._loading != wished:
@@ -89,11 +100,6 @@ class Networks:
                 self._loading, running = None, self._running
             self._fail(wished, error, running)
             return
-        with self._lock:
-            if self._loading != wished:
-                return
-            self._loading, self._running, self.state = None, wished, "ready"
-            self._use(pipeline)
         self._say(f"upsampling with {config.weights} on {pipeline.device}")
 
     @contextmanager

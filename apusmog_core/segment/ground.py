@@ -33,7 +33,8 @@ class Ground:
 
     def __init__(self, config: GroundConfig):
         self.config = config
-        self.method = _available(config.method)
+        without_rings = "patchwork" if importlib.util.find_spec("pypatchworkpp") else "grid"
+        self.method = without_rings if config.method == "auto" else config.method
         self._estimate = MountingEstimate(config)
         self._lock = threading.Lock()
         self._patchwork = None
@@ -152,15 +153,6 @@ def grid_ground(points: np.ndarray, config: GroundConfig, sensor_height: float) 
         np.minimum(lowest[:, 1:], lowest[:, :-1] + rise, out=lowest[:, 1:])
         np.minimum(lowest[:, :-1], lowest[:, 1:] + rise, out=lowest[:, :-1])
     return z < lowest.reshape(-1)[flat] + config.thickness
-
-
-def _available(method: str) -> str:
-    installed = importlib.util.find_spec("pypatchworkpp") is not None
-    if method == "patchwork" and not installed:
-        raise ValueError(
-            "ground.method patchwork needs pip install pypatchworkpp; or choose auto or grid"
-        )
-    return ("patchwork" if installed else "grid") if method == "auto" else method
 
 
 def _patchwork(sensor_height: float):
