@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The network of section 3: what holds whatever the weights are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -173,5 +175,7 @@ def test_impossible_configurations_are_refused_with_a_reason():
         ModelConfig(width=30, heads=4, attention="global")
     with pytest.raises(ValueError, match="'local' has no heads"):
         ModelConfig(heads=2)
-    with pytest.raises(ValueError, match="domain 'sensor' needs"):
-        ModelConfig(domain="sensor", attention="global")
+    lidar = PRESETS["lidar"]
+    for name, value in (("attention", "global"), ("neighbours", 13), ("mlp_norm", "batch")):
+        with pytest.raises(ValueError, match=f"domain 'sensor' needs {name}"):
+            replace(lidar, **{name: value})

@@ -204,6 +204,7 @@ def test_a_mirrored_batch_is_the_batch_of_the_mirrored_scan():
         {},
         dict(width=12, decoder_layers=2),
         dict(frequencies=3, learned_weights=False, encoder_hidden=20, decoder_hidden=24),
+        dict(width=80, encoder_hidden=128, decoder_hidden=8, xi_hidden=8, spread=1.0),
     ],
 )
 def test_machine_code_gives_the_answers_of_the_network(count, changes):
@@ -222,9 +223,9 @@ def test_machine_code_gives_the_answers_of_the_network(count, changes):
     "changes",
     [
         dict(query_self_attention=True),
-        dict(encoder_layers=1),
-        dict(covariance="rotation"),
+        dict(covariance="clamp"),
         dict(width=18),
+        dict(xi_hidden=18),
         dict(decoder_hidden=34),
     ],
 )

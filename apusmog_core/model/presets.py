@@ -3,11 +3,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ..settings import setting, validate
 
 HEADS = 4
+# what the network of the sensor's sphere reads; in all else it has no choice
+SENSOR_READS = (
+    "width",
+    "encoder_hidden",
+    "decoder_layers",
+    "decoder_hidden",
+    "query_self_attention",
+    "xi_hidden",
+    "covariance",
+    "spread",
+    "learned_weights",
+    "frequencies",
+)
+SENSOR_HAS = {"domain": "sensor", "neighbours": 9, "encoder_layers": 0, "refinements": 0}
 
 
 @dataclass(frozen=True)
@@ -101,10 +115,10 @@ class ModelConfig:
             raise ValueError(f"heads {self.heads}: attention 'local' has no heads; leave it out")
         if self.attention == "global" and self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        if self.domain == "sensor" and (self.attention, self.output) != ("local", "pointing"):
-            raise ValueError("domain 'sensor' needs attention 'local' and output 'pointing'")
-        if self.domain == "sensor" and self.component_share != 1:
-            raise ValueError("domain 'sensor' needs a component for each point: component_share 1")
+        for entry in fields(self) if self.domain == "sensor" else ():
+            only, value = SENSOR_HAS.get(entry.name, entry.default), getattr(self, entry.name)
+            if entry.name not in SENSOR_READS and value != only:
+                raise ValueError(f"domain 'sensor' needs {entry.name} {only!r}, not {value!r}")
 
 
 PRESETS: dict[str, ModelConfig] = {
@@ -136,12 +150,9 @@ PRESETS: dict[str, ModelConfig] = {
         refine_width=16,
     ),
     "lidar": ModelConfig(
-        domain="sensor",
+        **SENSOR_HAS,
         learned_weights=True,
-        refinements=0,
         width=16,
-        neighbours=9,  # see sensor/view.py
-        encoder_layers=0,
         encoder_hidden=32,
         decoder_hidden=32,
         decoder_layers=1,

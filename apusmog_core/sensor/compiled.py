@@ -15,7 +15,6 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..compute import machine_code
-from ..model.smog import INITIAL_SPREAD
 from .kernels import (
     LANES,
     add,
@@ -81,9 +80,9 @@ class CompiledRays(NamedTuple):
 def supports(network: RayNetwork) -> bool:
     """Whether the machine code can do all that a network does."""
     config = network.config
-    plain = config.covariance == "tanh" and config.encoder_layers == 0
-    sizes = (config.width, config.encoder_hidden, config.decoder_hidden)
-    return plain and not config.query_self_attention and all(size % 4 == 0 for size in sizes)
+    plain = config.covariance == "tanh" and not config.query_self_attention
+    hidden = (config.encoder_hidden, config.decoder_hidden, config.xi_hidden)
+    return plain and all(size % 4 == 0 for size in (config.width, *hidden))
 
 
 class CompiledRayNetwork:
@@ -94,7 +93,7 @@ class CompiledRayNetwork:
             raise ValueError("this network has parts that the machine code does not know")
         self.width, self.learned = network.config.width, network.config.learned_weights
         self._encoder, self._decoder = encoder_weights(network), decoder_weights(network)
-        self._mixture = pack_mlp(network.mixture_head.xi)
+        self._mixture, self._spread = pack_mlp(network.mixture_head.xi), network.mixture_head.spread
 
     def encode(
         self, offsets: np.ndarray, neighbours: np.ndarray, context: np.ndarray, cloud: np.ndarray
@@ -102,8 +101,7 @@ class CompiledRayNetwork:
         """As `RayNetwork.encode`."""
         seen = with_seen_depth(offsets)
         features, tokens = _encode(self._encoder, self.width, seen, neighbours, context, cloud)
-        spread = INITIAL_SPREAD["sensor"]
-        components = _components(self._mixture, features, spread, self.learned)
+        components = _components(self._mixture, features, self._spread, self.learned)
         return CompiledRays(neighbours, seen, features, tokens, components)
 
     def decode(
@@ -219,7 +217,8 @@ def _embed(weights, width, context, cloud):
     """What each point sees around it and of its whole object: (N, D)."""
     count = len(context)
     x = np.empty((count, width), np.float32)
-    inputs, hidden, y = block(weights.embed[0].weight.shape[1]), block(64), block(width)
+    wide, inner = weights.embed[0].weight.shape[1], weights.embed[0].weight.shape[0]
+    inputs, hidden, y = block(wide), block(max(inner, width)), block(width)
     for start in range(0, count, LANES):
         load_block(context, start, inputs)
         perceptron(weights.embed, inputs, hidden, y)
