@@ -148,7 +148,7 @@ def load_pipeline(args: argparse.Namespace, **chosen):
     from apusmog_core.config import PipelineConfig
     from apusmog_core.settings import with_values
 
-    config = with_values(PipelineConfig(), dict(map(parse_setting, args.set)) | chosen)
+    config = with_values(PipelineConfig(), chosen | dict(map(parse_setting, args.set)))
     with waiting("loading the network; the first time it is compiled, for about a minute"):
         from apusmog_core.pipeline import ScanPipeline
 
