@@ -25,7 +25,7 @@ def main() -> None:
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
     for scan in open_scans(args.scans):
-        dense = pipeline.process(scan.points, scan.intensity)
+        dense = pipeline.process(scan.points, scan.intensity, ring=scan.ring)
         measured = len(dense.points) - dense.generated.sum()
         stages = "  ".join(f"{name} {ms:.0f} ms" for name, ms in dense.timings.items())
         print(f"{scan.name}: {measured} -> {len(dense.points)} object points  {stages}")

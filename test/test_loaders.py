@@ -9,8 +9,8 @@ import pytest
 from scipy.spatial import cKDTree
 
 from apusmog_core.data import BagScans, KittiDrive, open_scans, read_points, write_points
-from apusmog_core.data.clouds import rings_from_order
 from apusmog_core.data.pointcloud2 import decode
+from apusmog_core.segment.rings import find_rings
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 DRIVE = DATA / "kitti_raw_0051"
@@ -106,16 +106,8 @@ def test_ring_numbers_from_the_order_agree_with_the_reference():
     assert isinstance(drive, KittiDrive) and len(drive) == 20
     for file in sorted((DATA / "ring_holdout").glob("*.npz")):
         scan = drive[drive.numbers.index(int(file.stem))]
-        assert (scan.ring == np.load(file)["ring"]).mean() > 0.999
-
-
-def test_rings_survive_noise_across_straight_ahead_and_gaps_in_the_sky():
-    azimuth = np.concatenate(
-        [np.linspace(0.2, 3.0, 20), [0.1, 6.2, 6.28, 0.001, 6.282], np.linspace(0.01, 6, 50)]
-    )
-    points = np.stack([np.cos(azimuth), np.sin(azimuth), 0 * azimuth], axis=1)
-    assert rings_from_order(points).tolist() == [0] * 20 + [1] * 3 + [2] + [1] + [2] * 50
-    assert rings_from_order(np.random.default_rng(0).normal(size=(9000, 3))) is None
+        ring, source = find_rings(scan.points, scan.ring)
+        assert source == "order" and (ring == np.load(file)["ring"]).mean() > 0.999
 
 
 @needs_kitti

@@ -12,7 +12,7 @@ pytest.importorskip("open3d", reason="the simulator needs Open3D")
 from apusmog_core.config import PipelineConfig  # noqa: E402
 from apusmog_core.pipeline import ScanPipeline  # noqa: E402
 from apusmog_core.segment import Segmenter  # noqa: E402
-from apusmog_core.segment.rings import describe_rings, find_rings  # noqa: E402
+from apusmog_core.segment.rings import describe_rings, find_rings, rings_from_order  # noqa: E402
 from apusmog_core.settings import with_values  # noqa: E402
 from apusmog_core.simulate import Placed, Scene, Sensor, scan, street  # noqa: E402
 from apusmog_core.simulate.objects import BUILDERS  # noqa: E402
@@ -54,6 +54,15 @@ def test_rings_are_found_and_sorted_by_elevation(turn, source):
     assert told == source and len(rings.elevation) == 16
     np.testing.assert_array_equal(rings.row, 15 - true)
     assert np.degrees(rings.step) == pytest.approx(0.2, abs=0.01)
+
+
+def test_rings_survive_noise_across_straight_ahead_and_gaps_in_the_sky():
+    azimuth = np.concatenate(
+        [np.linspace(0.2, 3.0, 20), [0.1, 6.2, 6.28, 0.001, 6.282], np.linspace(0.01, 6, 50)]
+    )
+    points = np.stack([np.cos(azimuth), np.sin(azimuth), 0 * azimuth], axis=1)
+    assert rings_from_order(points).tolist() == [0] * 20 + [1] * 3 + [2] + [1] + [2] * 50
+    assert rings_from_order(np.random.default_rng(0).normal(size=(9000, 3))) is None
 
 
 def test_a_field_of_zeros_is_no_ring_and_a_cloud_without_rings_has_none(turn):

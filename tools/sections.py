@@ -71,6 +71,7 @@ def stages() -> Iterator[Row]:
     """Milliseconds for each stage of a scan, as shares of the whole."""
     from apusmog_core.config import PipelineConfig
     from apusmog_core.pipeline import ScanPipeline
+    from apusmog_core.segment.rings import find_rings
 
     pipeline = ScanPipeline(PipelineConfig())
     runs: dict[str, list[float]] = {}
@@ -84,8 +85,9 @@ def stages() -> Iterator[Row]:
     for name, ms in median.items():
         label = f"{name} ({source()} scan, ratio 4)"
         yield Row("stages", label, ms, "ms", "the total", median["total"])
-    few = [(scan, scan.ring % 4 == 0) for scan in scans()]
-    some = [(scan.points[kept], scan.intensity[kept], None, scan.ring[kept]) for scan, kept in few]
+    rings = [find_rings(scan.points, scan.ring)[0] for scan in scans()]
+    few = [(scan, ring, ring % 4 == 0) for scan, ring in zip(scans(), rings, strict=True)]
+    some = [(scan.points[kept], scan.intensity[kept], None, ring[kept]) for scan, ring, kept in few]
     ms = float(np.median([best(lambda of=of: pipeline.process(*of)) for of in some]))
     label = f"total with every fourth ring ({source()} scan, ratio 4)"
     whole = ("the total", median["total"])

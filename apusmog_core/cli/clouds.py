@@ -84,9 +84,10 @@ def upsample(args: argparse.Namespace) -> int:
 def _upsample_file(up, args: argparse.Namespace, source: Path, target: Path):
     """Read, upsample and write one cloud: what was read, and how many points were written."""
     from apusmog_core.data import read_points, write_points
+    from apusmog_core.segment.rings import find_rings
 
     scan = read_points(source)
-    if scan.ring is not None and args.origin is None:
+    if args.origin is None and find_rings(scan.points, scan.ring)[1] in ("field", "order"):
         warnings.warn(SCAN_HINT.format(source), stacklevel=1)
     try:
         with waiting(f"upsampling {len(scan.points):,} points"):

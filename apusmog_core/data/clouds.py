@@ -26,7 +26,7 @@ class Scan:
 
     points: np.ndarray  # (n, 3) finite, float32 or, where that loses millimetres, float64
     intensity: np.ndarray | None = None  # (n,) float32
-    ring: np.ndarray | None = None  # (n,) int32, 0 is the first ring of the file
+    ring: np.ndarray | None = None  # (n,) int32, where a field tells it
     stamp: float = 0.0  # seconds
     name: str = ""
     dropped: int = 0  # points removed because they were not finite
@@ -86,8 +86,6 @@ def read_points(path: str | Path) -> Scan:
         fields = keep_finite(everything, fields)
     if len(points) == 0:
         raise ValueError(f"{path}: no finite point in the file")
-    if path.suffix.lower() == ".bin":
-        ring = rings_from_order(points)
     return Scan(points, intensity, ring, name=path.stem, dropped=dropped, fields=fields)
 
 
@@ -119,25 +117,6 @@ def write_columns(path: str | Path, columns: dict[str, np.ndarray]) -> None:
         raise ValueError(f"{path}: {bad} of {len(points)} points are not finite; not written")
     with written_whole(path) as place:
         writer(place, columns | dict(zip("xyz", points.T, strict=True)))
-
-
-def rings_from_order(points: np.ndarray) -> np.ndarray | None:
-    """Ring numbers of a scan stored ring after ring (KITTI), each turning once from straight ahead.
-
-    A new ring starts where the azimuth falls back; None where the order holds no rings.
-    """
-    if len(points) < 2:
-        return None
-    azimuth = np.mod(np.arctan2(points[:, 1], points[:, 0]), 2 * np.pi)
-    step = np.diff(azimuth)
-    if np.median(step) < 0:  # a sensor that turns clockwise
-        step = -step
-    starts = step < -1.0
-    returns = step > 2 * np.pi - 0.05  # noise across straight ahead: still the ring before
-    ring = np.zeros(len(points), np.int32)
-    np.cumsum(starts.astype(np.int32) - returns, out=ring[1:])
-    ring -= ring.min()
-    return ring if 0 < ring.max() < 256 else None
 
 
 # --- columns: files that are one table of numbers ------------------------------------------------

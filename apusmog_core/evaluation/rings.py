@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..data.clouds import read_bin
+from ..segment.rings import find_rings
 from ..sensor.calibrate import ALL_SCANS, Calibration
 from ..sensor.view import ObjectScan
 from . import baselines, metrics
@@ -180,12 +181,13 @@ def scans_with_rings(scans: str | Path, most: int) -> Iterator[Scan]:
     for number, scan in enumerate(bar):
         if number not in wanted:
             continue
-        if scan.ring is None:
+        ring, _ = find_rings(scan.points, scan.ring)
+        if ring is None:
             raise ValueError(
                 f"{scans}: {scan.name} has no ring numbers, so none can be held out; record a "
                 "field `ring`, or give a folder of KITTI's files"
             )
-        yield scan
+        yield replace(scan, ring=ring)
 
 
 def cases_of(
@@ -306,8 +308,11 @@ def calibrate_scans(
     else:
         stride, others = cases[0].stride, {}
         for scan in open_scans(scans):
-            kept = scan.ring % stride == 0
-            others[scan.name] = scan.points[kept], scan.ring[kept]
+            ring, _ = find_rings(scan.points, scan.ring)
+            if ring is None:
+                raise ValueError(f"{scans}: {scan.name} shows no rings; record a field `ring`")
+            kept = ring % stride == 0
+            others[scan.name] = scan.points[kept], ring[kept]
     found = {case.scan_name: Calibration(ALL_SCANS) for case in cases}
     for scan_name, calibration in found.items():
         for name, (points, ring) in others.items():

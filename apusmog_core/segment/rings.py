@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..compute import machine_code
-from ..data.clouds import rings_from_order
 from ..sensor.neighbours import fill
 
 FEWEST_RINGS, MOST_RINGS = 4, 512
@@ -65,6 +64,25 @@ def describe_rings(points: np.ndarray, ring: np.ndarray) -> Rings | None:
     rising = np.maximum.accumulate(middle[by_height] + 1e-9 * np.arange(len(by_height)))
     azimuth = np.arctan2(points[:, 1], points[:, 0])
     return Rings(row.take(number), azimuth, rising, _shot_step(points, starts, order))
+
+
+def rings_from_order(points: np.ndarray) -> np.ndarray | None:
+    """Ring numbers of a scan stored ring after ring (KITTI), each turning once from straight ahead.
+
+    A new ring starts where the azimuth falls back; None where the order holds no rings.
+    """
+    if len(points) < 2:
+        return None
+    azimuth = np.mod(np.arctan2(points[:, 1], points[:, 0]), 2 * np.pi)
+    step = np.diff(azimuth)
+    if np.median(step) < 0:  # a sensor that turns clockwise
+        step = -step
+    starts = step < -1.0
+    returns = step > 2 * np.pi - 0.05  # noise across straight ahead: still the ring before
+    ring = np.zeros(len(points), np.int32)
+    np.cumsum(starts.astype(np.int32) - returns, out=ring[1:])
+    ring -= ring.min()
+    return ring if 0 < ring.max() < 256 else None
 
 
 def rings_from_elevation(points: np.ndarray) -> np.ndarray | None:
