@@ -238,12 +238,25 @@ def test_no_point_bridges_a_gap_that_the_measured_points_leave():
     rng = np.random.default_rng(0)
     plates = rng.random((600, 3)) * [1, 1, 0]
     plates[300:] += [1.3, 0, 0]
-    spacing = cKDTree(plates).query(plates, k=range(2, 8))[0].mean(axis=1)
-    pulled = choose.pull_back_strays(rng.random((2000, 3)) * [2.3, 1, 0.2], plates)
-    away, beside = cKDTree(plates).query(pulled)
-    assert (away < 1.001 * choose.REACH * spacing[beside]).all()
+    strays = rng.random((2000, 3)) * [2.3, 1, 0.2]
+    away, beside = cKDTree(plates).query(choose.pull_back_strays(strays, plates))
+    assert (away < 1.001 * choose.reach_of(plates)[beside]).all()
     dense = Upsampler.load("shape", "cpu").upsample(plates, 4)
     assert not ((dense[:, 0] > 1.1) & (dense[:, 0] < 1.2)).any()
+
+
+def test_candidates_reach_farther_where_gaps_between_measured_points_are_wider():
+    rng = np.random.default_rng(0)
+    random = rng.random((4000, 3)) * [1, 1, 0]
+    reach = {}
+    for name, plate in {"even": random[farthest(random, 600)], "random": random[:600]}.items():
+        spacing = cKDTree(plate).query(plate, k=range(2, 8))[0].mean(axis=1)
+        reach[name] = choose.reach_of(plate) / spacing
+        assert np.ptp(reach[name]) < 1e-9
+        copied = choose.reach_of(np.concatenate((plate, plate[:3])))[: len(plate)] / spacing
+        assert np.median(copied) == pytest.approx(reach[name][0], abs=0.01)
+    assert choose.REACH <= reach["even"][0] < 0.52 and reach["random"][0] > 0.7
+    assert np.isinf(choose.reach_of(np.zeros((5, 3)))).all()
 
 
 @pytest.mark.parametrize("way", [SurfaceUpsampler, DeviceSurface])
