@@ -57,6 +57,15 @@ def test_any_other_bad_value_is_refused_too(ros, name, bad):
     assert under_test.get(name.replace("__", ".")) == before
 
 
+def test_a_method_whose_package_is_missing_is_refused_and_the_node_works_on(ros, monkeypatch):
+    under_test = Harness(ros)
+    with monkeypatch.context() as patched:
+        patched.setattr("importlib.util.find_spec", lambda name: None)
+        result = under_test.set(ground__method="patchwork")
+    assert not result.successful and "pip install pypatchworkpp" in result.reason
+    assert under_test.get("ground.method") == ["auto"] and under_test.set(ratio=3.0).successful
+
+
 def test_parameters_set_together_take_effect_together_or_not_at_all(ros):
     under_test = Harness(ros)
     assert not under_test.set(together=True, ratio=7.0, range__max=1.0).successful
