@@ -151,7 +151,8 @@ class ScanPipeline:
         bias = None
         if self.config.calibrate and found.ring is not None:
             with timed(timings, "calibrate"):
-                bias = self.calibration.update(scan["points"], found.ring)
+                counted = found.ring_source != "field"
+                bias = self.calibration.update(scan["points"], found.ring, counted)
         return Segments(
             ground=found.ground,
             instance=found.instance,

@@ -113,6 +113,7 @@ def facts(work: Work) -> dict[str, object]:
         "points not finite": segments.not_finite,
         "points without return": segments.no_return,
         "ring source": segments.ring_source,
+        "range bias": "not known" if segments.bias is None else "left out",
     }
     if mounting := getattr(work.pipeline, "mounting", None):  # none while the network loads
         told["mounting"] = "; ".join(filter(None, (mounting.text, mounting.warning)))

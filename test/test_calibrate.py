@@ -74,17 +74,36 @@ def test_rings_may_have_any_numbers_and_unknown_ones_have_no_bias():
     calibration.update(points[:0], ring[:0])
 
 
-def test_rings_that_look_elsewhere_are_not_corrected_and_in_the_end_learned_anew():
+def without(missing: int, points: np.ndarray, ring: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A scan in which one ring sees nothing, so that those above it are counted one lower."""
+    there = ring != missing
+    return points[there], ring[there] - (ring[there] > missing)
+
+
+@pytest.mark.parametrize("missing", [0, RINGS // 2, 3 * RINGS // 4])
+def test_counted_rings_that_look_elsewhere_are_neither_corrected_nor_learned(missing):
     calibration = calibrated(BIAS)
     points, ring = room(10, BIAS)
     np.testing.assert_array_equal(calibration.update(points, ring), calibration.bias[ring])
-    learned, there = calibration.bias, ring > 0  # the first ring sees nothing, and all move up
-    assert calibration.update(points[there], ring[there] - 1) is None
+    learned = calibration.bias
+    assert calibration.update(*without(missing, points, ring)) is None
     assert calibration.bias is learned and calibration.of_points(ring) is not None
+    assert calibration.left_out == 1
+    # a field tells which rings they are, wherever they look
+    assert calibration.update(points[:, [0, 2, 1]], ring, counted=False) is not None
+
+
+def test_rings_that_most_scans_show_are_learned_in_the_end():
+    calibration = Calibration()
+    for seed in range(60):  # the first scan is one of the few that lack a ring
+        scan = room(seed, BIAS)
+        bias = calibration.update(*(without(0, *scan) if seed % 4 == 0 else scan))
+    assert bias is not None and np.corrcoef(bias, BIAS[scan[1]])[0, 1] > 0.9
     for seed in range(30):  # another sensor
         points, ring = room(seed, -BIAS)
         bias = calibration.update(points, RINGS - ring)
     assert np.corrcoef(bias, -BIAS[ring])[0, 1] > 0.9
+    assert calibration.scans == 90
 
 
 def test_several_threads_may_update_one_calibration():
@@ -145,6 +164,18 @@ def test_the_command_prints_a_table_and_draws_a_picture(drive, tmp_path, capsys)
     assert "converged after 8 of 9 scans" in said
     assert len(said.splitlines()) == RINGS + 3
     assert out.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_command_says_what_it_left_out(tmp_path, capsys):
+    for seed in range(12):
+        points, ring = room(seed, BIAS)
+        points = points[ring != 3] if seed == 11 else points
+        rows = np.pad(points, ((0, 0), (0, 1)))
+        rows.astype(np.float32).tofile(tmp_path / f"{seed:03}.bin")
+    assert cli.main(["calibrate", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert "converged after 8 of 12 scans" in told.out
+    assert "1 scan left out: their rings look elsewhere" in told.err
 
 
 def test_the_command_says_when_scans_are_too_few(drive, capsys):

@@ -116,7 +116,7 @@ def test_scans_without_an_object_to_score_are_refused_with_advice():
 
 def test_scans_without_rings_are_refused_by_name(tmp_path):
     np.save(tmp_path / "cloud.npy", np.random.default_rng(0).normal(size=(500, 3)))
-    with pytest.raises(ValueError, match="cloud has no ring numbers"):
+    with pytest.raises(ValueError, match="cloud shows no rings"):
         rings.found_cases(tmp_path)
 
 

@@ -203,6 +203,7 @@ def test_diagnostics_tell_rates_stages_and_what_is_wrong(ros):
         "ratio",
         "memory [MB]",
         "ring source",
+        "range bias",
         "input reliability",
         "mounting",
     } <= set(values)

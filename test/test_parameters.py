@@ -66,6 +66,22 @@ def test_a_method_whose_package_is_missing_is_refused_and_the_node_works_on(ros,
     assert under_test.get("ground.method") == ["auto"] and under_test.set(ratio=3.0).successful
 
 
+@pytest.mark.parametrize("wish", [dict(ratio=3.0), dict(precision="float16")])
+def test_settings_that_the_pipeline_refuses_change_nothing(ros, monkeypatch, wish):
+    def refuse(self, config):
+        raise ValueError("not these")
+
+    under_test = Harness(ros)
+    networks = under_test.node._networks
+    names = ("_pipeline", "_config", "_running", "_loading")
+    before = [getattr(networks, name) for name in names]
+    with monkeypatch.context() as patched:
+        patched.setattr(type(networks.pipeline()), "configured", refuse)
+        result = under_test.set(**wish)
+    assert not result.successful and "not these" in result.reason
+    assert [getattr(networks, name) for name in names] == before
+
+
 def test_parameters_set_together_take_effect_together_or_not_at_all(ros):
     under_test = Harness(ros)
     assert not under_test.set(together=True, ratio=7.0, range__max=1.0).successful

@@ -6,7 +6,7 @@ import pytest
 from rosbags.highlevel import AnyReader
 
 from apusmog_core import cli, sample_clouds
-from apusmog_core.data import open_scans, read_points
+from apusmog_core.data import open_scans, read_points, write_points
 from apusmog_core.data.bag_writer import cloud_writer
 from apusmog_core.data.clouds import WRITERS
 from apusmog_core.data.records import to_records
@@ -135,6 +135,7 @@ def test_nothing_found_says_what_to_try(folder, tmp_path, capsys):
         (["{}/shape.ply", "{}"], "exists already"),
         (["{}/shape.ply", "{}/x.pcd", "--set", "cluster.size=8"], "unknown setting 'cluster.size'"),
         (["{}/shape.ply", "{}/new", "--set", "cluster.min_points=0"], "below the least value"),
+        (["{}/shape.ply", "{}/new", "--ratio", "2", "--set", "ratio=8"], "give one of them"),
     ],
 )
 def test_bad_usage_is_named_and_leaves_nothing(arguments, complaint, folder, capsys):
@@ -152,6 +153,11 @@ def test_upsample_sends_recordings_and_scans_to_this_command(folder, tmp_path, c
     car = str(folder / "car_vlp16.pcd")
     assert cli.main(["upsample", car, str(tmp_path / "car.ply"), "--ratio", "1.5"]) == 0
     assert "apusmog scan" in capsys.readouterr().err
+    turn, height = (a.ravel() for a in np.meshgrid(np.linspace(0, 6.28, 40), np.linspace(0, 1, 9)))
+    write_points(tmp_path / "tube.ply", np.stack((np.cos(turn), np.sin(turn), height), axis=1))
+    tube = [str(tmp_path / name) for name in ("tube.ply", "more.ply")]
+    assert cli.main(["upsample", *tube, "--ratio", "1.5"]) == 0  # row by row, but no scan
+    assert "apusmog scan" not in capsys.readouterr().err
 
 
 def test_an_origin_that_the_weights_cannot_use_is_an_error(folder, tmp_path, capsys):

@@ -253,9 +253,11 @@ def test_candidates_reach_farther_where_gaps_between_measured_points_are_wider()
         spacing = cKDTree(plate).query(plate, k=range(2, 8))[0].mean(axis=1)
         reach[name] = choose.reach_of(plate) / spacing
         assert np.ptp(reach[name]) < 1e-9
-        copied = choose.reach_of(np.concatenate((plate, plate[:3])))[: len(plate)] / spacing
-        assert np.median(copied) == pytest.approx(reach[name][0], abs=0.01)
-    assert choose.REACH <= reach["even"][0] < 0.52 and reach["random"][0] > 0.7
+        doubled = choose.reach_of(np.repeat(plate, 2, axis=0))
+        assert doubled == pytest.approx(np.repeat(reach[name] * spacing, 2))
+    assert choose.REACH <= reach["even"][0] < 0.52 and 0.7 < reach["random"][0] <= 0.9
+    crowds = np.concatenate((plate, plate + 1e-6))
+    assert (choose.reach_of(crowds)[:600] < 0.91 * spacing).all()
     assert np.isinf(choose.reach_of(np.zeros((5, 3)))).all()
 
 

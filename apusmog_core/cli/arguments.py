@@ -144,11 +144,15 @@ def parse_setting(text: str) -> tuple[str, object]:
 
 
 def load_pipeline(args: argparse.Namespace, **chosen):
-    """A pipeline with the settings of the command line, ready to run."""
+    """A pipeline with the settings of the command line, ready to run; None chooses nothing."""
     from apusmog_core.config import PipelineConfig
     from apusmog_core.settings import with_values
 
-    config = with_values(PipelineConfig(), chosen | dict(map(parse_setting, args.set)))
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    given = dict(map(parse_setting, args.set))
+    for name in chosen.keys() & given.keys():
+        raise ValueError(f"--{name} and --set {name}={given[name]}: give one of them")
+    config = with_values(PipelineConfig(), chosen | given)
     with waiting("loading the network; the first time it is compiled, for about a minute"):
         from apusmog_core.pipeline import ScanPipeline
 

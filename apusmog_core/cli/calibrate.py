@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .arguments import say
+from .arguments import plural, say
 from .progress import progress
 
 DIGITS = {"elevation": 3, "height": 3, "bias": 3, "spread": 3}  # degrees and metres
@@ -28,23 +28,22 @@ def add_calibrate(parser: argparse.ArgumentParser) -> None:
 def calibrate(args: argparse.Namespace) -> int:
     from apusmog_core.data import open_scans
     from apusmog_core.evaluation.tables import format_table
-    from apusmog_core.segment.rings import find_rings
+    from apusmog_core.segment.rings import require_rings
     from apusmog_core.sensor.calibrate import ALL_SCANS, Calibration
 
     if args.out and args.out.suffix != ".png":
         raise ValueError(f"{args.out}: the picture is written as .png")
-    calibration, settled = Calibration(ALL_SCANS), None
+    calibration, settled = Calibration(ALL_SCANS), False
     for scan in progress(open_scans(args.scans, args.topic), "scan"):
-        ring, _ = find_rings(scan.points, scan.ring)
-        if ring is None:
-            raise ValueError(f"{args.scans}: {scan.name} shows no rings; record a field `ring`")
-        calibration.update(scan.points, ring)
-        settled = settled or (calibration.converged and calibration.scans)
+        calibration.update(scan.points, *require_rings(scan, args.scans))
+        settled = calibration.converged and (settled or calibration.scans)
     rows = calibration.table()
     print(format_table([_printed(row) for row in rows]))
     if args.out:
         draw(rows, args.out)
         print(f"{args.out}: written")
+    if calibration.left_out:
+        say(f"{plural(calibration.left_out, 'scan')} left out: their rings look elsewhere")
     if not settled:
         say(f"not converged after {calibration.scans} scans: too few show walls or vehicles")
         return 1

@@ -87,7 +87,10 @@ def _upsample_file(up, args: argparse.Namespace, source: Path, target: Path):
     from apusmog_core.segment.rings import find_rings
 
     scan = read_points(source)
-    if args.origin is None and find_rings(scan.points, scan.ring)[1] in ("field", "order"):
+    ring = scan.ring
+    if source.suffix.lower() == ".bin":  # other files may be shapes that are stored row by row
+        ring, _ = find_rings(scan.points)
+    if args.origin is None and ring is not None:
         warnings.warn(SCAN_HINT.format(source), stacklevel=1)
     try:
         with waiting(f"upsampling {len(scan.points):,} points"):

@@ -27,9 +27,8 @@ def add_scan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ratio",
         type=ratio,
-        default=4.0,
         metavar="R",
-        help="output points for each point of an object, any real number (%(default)g)",
+        help="output points for each point of an object, any real number (4)",
     )
     parser.add_argument(
         "--scene", action="store_true", help="the whole scan with its objects dense, not these only"

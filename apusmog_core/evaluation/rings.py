@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..data.clouds import read_bin
-from ..segment.rings import find_rings
+from ..segment.rings import require_rings
 from ..sensor.calibrate import ALL_SCANS, Calibration
 from ..sensor.view import ObjectScan
 from . import baselines, metrics
@@ -181,13 +181,7 @@ def scans_with_rings(scans: str | Path, most: int) -> Iterator[Scan]:
     for number, scan in enumerate(bar):
         if number not in wanted:
             continue
-        ring, _ = find_rings(scan.points, scan.ring)
-        if ring is None:
-            raise ValueError(
-                f"{scans}: {scan.name} has no ring numbers, so none can be held out; record a "
-                "field `ring`, or give a folder of KITTI's files"
-            )
-        yield replace(scan, ring=ring)
+        yield replace(scan, ring=require_rings(scan, scans)[0])
 
 
 def cases_of(
@@ -308,9 +302,7 @@ def calibrate_scans(
     else:
         stride, others = cases[0].stride, {}
         for scan in open_scans(scans):
-            ring, _ = find_rings(scan.points, scan.ring)
-            if ring is None:
-                raise ValueError(f"{scans}: {scan.name} shows no rings; record a field `ring`")
+            ring, _ = require_rings(scan, scans)
             kept = ring % stride == 0
             others[scan.name] = scan.points[kept], ring[kept]
     found = {case.scan_name: Calibration(ALL_SCANS) for case in cases}

@@ -115,10 +115,11 @@ class ModelConfig:
             raise ValueError(f"heads {self.heads}: attention 'local' has no heads; leave it out")
         if self.attention == "global" and self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        for entry in fields(self) if self.domain == "sensor" else ():
-            only, value = SENSOR_HAS.get(entry.name, entry.default), getattr(self, entry.name)
-            if entry.name not in SENSOR_READS and value != only:
-                raise ValueError(f"domain 'sensor' needs {entry.name} {only!r}, not {value!r}")
+        if self.domain == "sensor":
+            for entry in fields(self):
+                only, value = SENSOR_HAS.get(entry.name, entry.default), getattr(self, entry.name)
+                if entry.name not in SENSOR_READS and value != only:
+                    raise ValueError(f"domain 'sensor' needs {entry.name} {only!r}, not {value!r}")
 
 
 PRESETS: dict[str, ModelConfig] = {

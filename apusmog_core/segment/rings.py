@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..compute import machine_code
 from ..sensor.neighbours import fill
+
+if TYPE_CHECKING:
+    from ..data import Scan
 
 FEWEST_RINGS, MOST_RINGS = 4, 512
 FEWEST_A_RING = 8  # points; a ring that saw less does not count as one
@@ -46,6 +50,18 @@ def find_rings(points: np.ndarray, ring: np.ndarray | None = None) -> tuple[np.n
             if found is not None and _is_plausible(found) and _are_levels(points, found):
                 return found.astype(np.int32, copy=False), source
     return None, "none"
+
+
+def require_rings(scan: Scan, where) -> tuple[np.ndarray, bool]:
+    """Ring of each point of a scan that was read from `where`, and whether they were counted in it;
+    ValueError where it shows none."""
+    ring, source = find_rings(scan.points, scan.ring)
+    if ring is None:
+        raise ValueError(
+            f"{where}: {scan.name} shows no rings; record a field `ring`, or give a folder of "
+            "KITTI's files"
+        )
+    return ring, source != "field"
 
 
 def describe_rings(points: np.ndarray, ring: np.ndarray) -> Rings | None:

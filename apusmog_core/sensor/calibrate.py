@@ -39,8 +39,9 @@ class CalibrationConfig:
     memory: int = 20_000  # residuals of a ring; older ones fade
     every: int = 10  # once settled, one scan in so many is looked at
     sample: int = 8  # one return in so many tells whether a scan's rings are those of before
-    shift: float = 0.3  # of the gap between rings that they may look elsewhere
-    patience: int = 20  # scans in a row of other rings, after which all starts anew
+    shift: float = 0.3  # of the gap between rings that they may look elsewhere ...
+    most: float = 0.9  # ... and the part of them that may not
+    patience: int = 20  # scans of other rings, more than of the known ones, that start all anew
 
 
 CALIBRATION = CalibrationConfig()
@@ -53,33 +54,39 @@ class Calibration:
     def __init__(self, config: CalibrationConfig = CALIBRATION):
         self.config = config
         self._lock = threading.Lock()
+        self.scans = 0  # that were offered
+        self.left_out = 0  # of them, since their rings were others
         self._start()
 
     def _start(self) -> None:
-        self.scans = 0  # that were offered
-        self._others = 0  # of them the latest, whose rings were others
+        self._learned = 0  # scans
+        self._others = 0  # lately: scans of other rings less those of the known ones
         self.converged = False
         self.bias = np.zeros(0)  # (rings,) metres by which the ranges of a ring are too long
         self._sums = np.zeros((0, 5))  # see laser_sums
         self._residuals = np.zeros((0, BINS))
         self._weights = np.zeros((0, 2))  # of the rings below and above, summed over residuals
 
-    def update(self, points: np.ndarray, ring: np.ndarray) -> np.ndarray | None:
+    def update(
+        self, points: np.ndarray, ring: np.ndarray, counted: bool = True
+    ) -> np.ndarray | None:
         """Learn from one scan: returns (n, 3) about the sensor, and the ring (n,) of each.
 
-        Returns the bias (n,) of these points; None until it is known, and where these rings are
-        others than those before: rings that were counted change their numbers when one is missing.
+        Returns the bias (n,) of these points, None until it is known. Rings that were `counted` in
+        the scan, not told by a field, have other numbers when one is missing: where they look
+        elsewhere than those before, nothing is learned, and the bias is None.
         """
         with self._lock:
             self.scans += 1
             if len(ring) == 0 or ring.min() < 0 or ring.max() >= MOST_RING_NUMBERS:
                 return None
-            if not self._knows(points, ring):
+            if counted and not self._knows(points, ring):
+                self.left_out += 1
                 self._others += 1
                 if self._others >= self.config.patience:
                     self._start()
                 return None
-            self._others = 0
+            self._others = max(0, self._others - 1)
             if not self.converged or self.scans % self.config.every == 0:
                 self._learn(to_polar(points), ring)
         return self.of_points(ring)
@@ -97,10 +104,11 @@ class Calibration:
         seen = count[known] > 0
         if not seen.any():
             return False
-        away = np.median(np.abs(away[seen] / count[known][seen]))
+        away = np.quantile(np.abs(away[seen] / count[known][seen]), self.config.most)
         return away < self.config.shift * np.median(np.diff(np.sort(mine)))
 
     def _learn(self, polar: np.ndarray, ring: np.ndarray) -> None:
+        self._learned += 1
         self._grow(int(ring.max()) + 1)
         self._sums += laser_sums(ring, polar, len(self._sums))
         self._count(polar, ring)
@@ -108,7 +116,7 @@ class Calibration:
         settled = self._residuals.sum(axis=1) >= self.config.enough
         rings = np.count_nonzero(self._sums[:, 0])
         enough = np.count_nonzero(settled) >= self.config.share * rings
-        self.converged = enough and self.scans >= self.config.scans
+        self.converged = enough and self._learned >= self.config.scans
 
     def of_points(self, ring: np.ndarray | None) -> np.ndarray | None:
         """Bias (n,) of points by their rings; None until it is known."""

@@ -13,7 +13,7 @@ from ..geometry import farthest, principal_axes, search, typical_spacing
 BLOCK = 3072  # candidates that are spread out at once
 AREA_NEIGHBOURS = 6  # candidates whose distance tells how much area one of them stands for
 REACH = 0.45  # of the distance between measured points that a candidate may be away from them ...
-EVEN = 0.5  # ... in an even cloud; what its unevenness (see `reach_of`) exceeds this comes on top
+EVEN = 0.5  # ... in an even cloud; in a less even one (see `reach_of`) more, at most twice as far
 BESIDE = 0.5  # of the distance between outputs within which one gives way to a measured point
 PUSH_STEPS = 12  # of points away from each other
 PUSH_NEIGHBOURS = 12
@@ -40,15 +40,14 @@ def reach_of(measured: np.ndarray) -> np.ndarray:
     Gaps on the surface are wider where points lie as chance has it, so that distances to the
     neighbours of one point differ much, than in an even cloud.
     """
-    near = search(measured, measured, range(1, min(AREA_NEIGHBOURS + 1, len(measured)) + 1))[0]
-    apart = near > 0
-    spacing = near.sum(axis=1) / np.maximum(apart.sum(axis=1), 1)
-    known = spacing > 0
-    if not known.any():
+    distinct, of = np.unique(measured, axis=0, return_inverse=True)
+    if len(distinct) < 2:
         return np.full(len(measured), np.inf)  # nothing tells how far apart points are
-    first = np.where(apart, near, np.inf).min(axis=1)
-    uneven = ((near[:, -1] - first)[known] / spacing[known]).mean()
-    return np.where(known, (REACH + max(0.0, uneven - EVEN)) * spacing, np.inf)
+    k = range(2, min(AREA_NEIGHBOURS + 1, len(distinct)) + 1)
+    near = search(distinct, distinct, k)[0]  # without itself
+    spacing = near.mean(axis=1)
+    uneven = (np.ptp(near, axis=1) / spacing).mean()
+    return ((REACH + np.clip(uneven - EVEN, 0, REACH)) * spacing)[of.ravel()]
 
 
 def settle_on_measured(points: np.ndarray, measured: np.ndarray) -> np.ndarray:
