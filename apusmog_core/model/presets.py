@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from ..settings import setting, validate
 
 HEADS = 4
-# what the network of the sensor's sphere reads; in all else it has no choice
+# What the network of the sensor's sphere reads; in all else it has no choice. Its nine neighbours
+# are the places that `sensor/view.py` looks at.
 SENSOR_READS = (
     "width",
     "encoder_hidden",
