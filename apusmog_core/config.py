@@ -137,7 +137,7 @@ class ClusterConfig:
         low=1,
         high=100_000,
     )
-    max_points: int = setting(6000, "most points of an instance", low=1, high=10_000_000)
+    max_points: int = setting(20_000, "most points of an instance", low=1, high=10_000_000)
     min_height: float = setting(0.2, "least height, metres", low=0.0, high=50.0)
     max_height: float = setting(6.0, "greatest height, metres", low=0.1, high=100.0)
     max_extent: float = setting(15.0, "greatest horizontal extent, metres", low=0.1, high=500.0)

@@ -136,6 +136,12 @@ def test_a_huge_component_is_split_into_parts_within_the_limits_or_passed():
     assert not find_instances(wall, ClusterConfig(large="pass")).any()
 
 
+def test_a_car_beside_a_sensor_of_many_rings_is_an_object():
+    car = box(3, -1, step=0.07)  # a car 3 m from 128 rings has about as many
+    assert 12_000 < len(car) < 18_000
+    assert (find_instances(car, ClusterConfig()) == 1).all()
+
+
 def test_points_that_coincide_are_split_by_count():
     pile = np.repeat(box(5, 0, step=0.5), 100, axis=0)
     labels = find_instances(pile, ClusterConfig(max_points=500, large="split"))
