@@ -97,11 +97,12 @@ def test_two_processes_train_what_one_does(config, tmp_path):
 
 def test_a_run_starts_from_given_weights_of_its_own_shape(config, tmp_path):
     path = train(replace(config, rate=0.01))
-    still = replace(config, out=str(tmp_path), steps=1, rate=1e-30, rate_end=1e-30, warmup=0)
+    still = replace(config, out=str(tmp_path / "a"), steps=1, rate=1e-30, rate_end=1e-30, warmup=0)
     assert same(weights_of(train(still, start_from=path)), weights_of(path), atol=1e-3)
-    assert not same(weights_of(train(still)), weights_of(path), atol=1e-3)
+    new = train(replace(still, out=str(tmp_path / "b")))
+    assert not same(weights_of(new), weights_of(path), atol=1e-3)
     with pytest.raises(ValueError, match="another shape"):
-        train(still, start_from="shape")
+        train(replace(still, out=str(tmp_path / "c")), start_from="shape")
 
 
 def test_a_deeper_run_starts_with_the_answers_of_given_weights(config, tmp_path):
@@ -123,10 +124,11 @@ def states(out):
     return stored["network"], stored["average"], stored["optimiser"]
 
 
-def test_what_is_saved_is_the_average_of_the_weights(config):
+def test_what_is_saved_is_the_average_of_the_weights(config, tmp_path):
     for ema, is_average in ((0.9, True), (0.0, False)):
-        path = train(replace(config, rate=0.05, ema=ema))
-        network, average, _ = states(config.out)
+        out = str(tmp_path / str(ema))
+        path = train(replace(config, out=out, rate=0.05, ema=ema))
+        network, average, _ = states(out)
         assert same(weights_of(path), average, atol=2e-3, rtol=1e-3)
         assert same(weights_of(path), network, atol=2e-3, rtol=1e-3) != is_average
 
@@ -154,11 +156,12 @@ def test_the_average_follows_the_weights_step_by_step(config, monkeypatch):
     assert same(dict(zip(names, expected, strict=True)), average, atol=1e-5)
 
 
-def test_gradients_are_clipped_before_they_count(config):
+def test_gradients_are_clipped_before_they_count(config, tmp_path):
     """Adam's first moment is a tenth of the clipped gradient after one step."""
     for clip in (0.1, 1e-3):
-        train(replace(config, steps=1, clip=clip, lambda_fine=1e3))
-        moments = [s["exp_avg"] for s in states(config.out)[2]["state"].values()]
+        out = str(tmp_path / str(clip))
+        train(replace(config, out=out, steps=1, clip=clip, lambda_fine=1e3))
+        moments = [s["exp_avg"] for s in states(out)[2]["state"].values()]
         norm = torch.cat([m.flatten() for m in moments]).norm().item()
         assert norm == pytest.approx(0.1 * clip, rel=1e-3)
 
@@ -203,6 +206,14 @@ def test_a_checkpoint_of_another_preset_is_refused(config):
     other = replace(config, model=None, preset="shape")
     with pytest.raises(ValueError, match="checkpoint.pt: .*another network"):
         train(other, resume=True)
+
+
+def test_a_new_run_does_not_write_over_an_earlier_one(config):
+    path = train(replace(config, steps=1))
+    before = weights_of(path)
+    with pytest.raises(ValueError, match="earlier run: go on with --resume, or change `out`"):
+        train(config)
+    assert same(weights_of(path), before, atol=0, rtol=0)
 
 
 def test_resuming_without_a_checkpoint_says_so(config):

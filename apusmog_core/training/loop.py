@@ -98,6 +98,10 @@ class Run:
         self.path = Path(config.out) / CHECKPOINT
         if resume:
             self.load()
+        elif self.path.is_file():
+            raise ValueError(
+                f"{self.path} is of an earlier run: go on with --resume, or change `out`"
+            )
         source = source or open_source(config)
         self.batches = prepared_batches(source, range(self.step, config.steps), config, processes)
         self.loss = ray_loss if config.network.domain == "sensor" else surface_loss
