@@ -50,7 +50,7 @@ class ExportedRays(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """offsets (n, k, 3), neighbours (n, k) and context (n, c) of an `ObjectGraph`, the object
         0.. of each point (n,); rays (a, s, 2) in columns and rings from their anchors (a,), rows
-        of the points -> depth in ring steps, ln of its expected error, and the chance that the
+        of the points -> depth in ring steps, ln of its median error, and the chance that the
         ray meets the object, each (a, s). `ray_points` makes points of them."""
         encoded = self.network.encode(offsets, neighbours, context, cloud)
         out = self.network.decode(encoded, rays, anchors)

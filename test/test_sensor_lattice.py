@@ -81,15 +81,15 @@ def test_broken_confidence_does_not_break_the_counts():
 
 
 def test_confidence_is_the_chance_to_meet_the_object_times_that_of_a_right_depth():
-    half = np.log(2)  # of meeting it, and of Laplace noise whose scale is the tolerance over ln 2
-    assert ray_confidence(half, np.log(0.1 / half), 1.0, 0.1, 1.0) == pytest.approx(0.25)
+    half = np.log(2)  # of meeting it; and of Cauchy noise, as the median error is the tolerance
+    assert ray_confidence(half, np.log(0.1), 1.0, 0.1, 1.0) == pytest.approx(0.25)
     assert ray_confidence(0.0, -5.0, 1.0, 0.1, 12.0) == 0
-    assert ray_confidence(half, np.log(0.1 / half), 1.0, 0.1, 12.0) == pytest.approx(0.8)  # odds
+    assert ray_confidence(half, np.log(0.1), 1.0, 0.1, 12.0) == pytest.approx(0.8)  # odds
 
 
 def test_a_surface_beside_the_ray_counts_more_where_rings_are_close():
     half = np.log(2)
-    sure = [ray_confidence(half, np.log(0.1 / half / m), m, 0.1, 6.0) for m in (0.5, 1.0, 2.0)]
+    sure = [ray_confidence(half, np.log(0.1 / m), m, 0.1, 6.0) for m in (0.5, 1.0, 2.0)]
     assert sure == pytest.approx([4 / 5, 2 / 3, 1 / 2])  # odds of 1 / 3, times 12, 6 and 3
 
 

@@ -128,14 +128,16 @@ def test_the_outline_keeps_a_gradient_however_wrong_it_is():
         assert (log_intensity.grad < 0) == hit
 
 
-def test_depth_costs_a_laplace_density_at_hits_alone():
+def test_depth_costs_a_cauchy_density_at_hits_alone():
     error, scale = torch.tensor([0.3, -0.3, 9.0]), torch.tensor([math.log(0.5), 0.0, 1.0])
     hit = torch.tensor([True, True, False])
-    expected = ((0.3 / 0.5 + math.log(0.5)) + 0.3) / 2
+    expected = (math.log(1.36 * 0.5) + math.log(1.09)) / 2
     assert depth_loss(error, scale, hit).item() == pytest.approx(expected, rel=1e-5)
     assert depth_loss(-error, scale, hit).item() == pytest.approx(expected, rel=1e-5)
     assert depth_loss(error, -scale, hit).item() != pytest.approx(expected, rel=1e-2)
     assert depth_loss(error, scale, ~hit & False).item() == 0
+    far = depth_loss(torch.tensor([99.0]), scale[1:2], hit[:1])
+    assert far < 10  # the tails are heavy
     best = depth_loss(error[:1], torch.tensor([math.log(0.3)]), hit[:1])  # scale = the error
     assert best < depth_loss(error[:1], torch.tensor([math.log(0.4)]), hit[:1])
     assert best < depth_loss(error[:1], torch.tensor([math.log(0.2)]), hit[:1])
@@ -160,7 +162,7 @@ def test_the_loss_of_a_batch_compares_depths_with_their_sign_and_reaches_every_w
     out = learner.decode(encoded, batch["probes"][..., :2], torch.arange(30))
     away = (out.depth - batch["probes"][..., 2])[batch["hit"]].abs()
     scale = out.log_scale[batch["hit"]]
-    expected = (away / scale.exp() + scale).mean()
+    expected = (torch.log1p((away / scale.exp()) ** 2) + scale).mean()
     assert parts["depth"].item() == pytest.approx(expected.item(), rel=1e-5)
     assert total.item() == pytest.approx(sum(p.item() for p in parts.values()), rel=1e-5)
     total.backward()

@@ -65,9 +65,9 @@ def add_finetune(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="write it even if it scores worse")
     parser.add_argument(
-        "--steps", type=count, default=400, metavar="N", help="optimiser steps (%(default)s)"
+        "--steps", type=count, default=1500, metavar="N", help="optimiser steps (%(default)s)"
     )
-    parser.add_argument("--rate", type=number, default=1e-4, help="learning rate (%(default)g)")
+    parser.add_argument("--rate", type=number, default=3e-4, help="learning rate (%(default)g)")
     parser.add_argument(
         "--frames",
         dest="most",

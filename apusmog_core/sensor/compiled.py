@@ -107,7 +107,7 @@ class CompiledRayNetwork:
     def decode(
         self, encoded: CompiledRays, rays: np.ndarray, anchors: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Depth, ln(expected error) and intensity (A, s), as `RayNetwork.decode` gives them."""
+        """Depth, ln(median error) and intensity (A, s), as `RayNetwork.decode` gives them."""
         return _decode(self._decoder, *encoded, rays, anchors)
 
 

@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..compute import free_memory, in_precision
 from ..dense import Dense
@@ -234,12 +234,13 @@ def rays_of(own: Tensor, slots: Tensor) -> Tensor:
 def confidence(log_intensity: Tensor, log_scale: Tensor, own: Tensor, slots: Tensor) -> Tensor:
     """Confidence (R, S) of the answers to rays, negative for filler: `lattice.ray_confidence`.
 
-    The ray alone is right by c = (1 - e^-u) (1 - e^-v), u the intensity, v the tolerance in
-    expected errors; the odds are inverse to the metres between rings.
+    The ray alone is right by c = (1 - e^-u) atan(v) 2 / pi, u the intensity, v the tolerance in
+    median errors; the odds are inverse to the metres between rings.
     """
-    right = math.log(LATTICE.tolerance) - own[:, METRES, None] - log_scale
-    missed = torch.stack((log_intensity.float(), right)).exp().neg().expm1()
-    odds = torch.logit(missed[0] * missed[1]) - own[:, METRES, None]
+    metres = own[:, METRES, None]
+    errors = math.log(LATTICE.tolerance) - metres - log_scale
+    met = nn.functional.elu(-log_intensity.float().exp(), -2 / math.pi)  # (1 - e^-u) 2 / pi
+    odds = torch.logit(met * torch.atan(errors.exp())) - metres
     return slots[..., FACTOR] * torch.sigmoid(odds + math.log(LATTICE.odds))
 
 

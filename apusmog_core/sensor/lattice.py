@@ -21,8 +21,8 @@ class LatticeConfig:
     """How rays are chosen; where the values come from: docs/results.md."""
 
     tolerance: float = 0.1  # metres by which a right answer may be off
-    odds: float = 7.0  # times those of the ray alone, where rings are 1 m apart
-    likely: float = 0.55  # confidence below which a candidate is a last resort
+    odds: float = 5.0  # times those of the ray alone, where rings are 1 m apart
+    likely: float = 0.7  # confidence below which a candidate is a last resort
     unseen: float = 0.01  # factor of the confidence beyond the sensor's highest and lowest ring
 
 
@@ -129,12 +129,13 @@ def ray_confidence(intensity, log_scale, metres, tolerance, odds):
     """How likely a surface is within the tolerance of the answer to a ray.
 
     The mixture tells whether the ray meets the object at all (a Poisson process has at least one
-    return there), the decoder how far off its depth is; metres is the length of a ring step. Beside
-    a ray a surface is often nearer than along it, the more so the closer the rings are: `odds` says
-    how much, by the true surfaces of simulated streets.
+    return there), the decoder how far off its depth is (Cauchy); metres is the length of a ring
+    step. Beside a ray a surface is often nearer than along it, the more so the closer the rings
+    are: `odds` says how much, by the true surfaces of simulated streets.
     """
     met = 1 - np.exp(-intensity)
-    along = met * (1 - np.exp(-tolerance / (np.exp(log_scale) * metres)))
+    right = np.arctan(tolerance / (np.exp(log_scale) * metres)) * 2 / np.pi
+    along = met * right
     return odds * along / (metres * (1 - along) + odds * along)
 
 

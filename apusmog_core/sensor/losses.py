@@ -34,7 +34,10 @@ def outline_loss(log_intensity: Tensor, hit: Tensor) -> Tensor:
 
 
 def depth_loss(error: Tensor, log_scale: Tensor, hit: Tensor) -> Tensor:
-    """-ln of a Laplace density, whose scale is the expected error, at rays that met the object."""
+    """-ln of a Cauchy density, whose scale is the median error, at rays that met the object.
+
+    Its tails are heavy: of two surfaces the likelier one is the answer, not a place between them.
+    """
     scale = log_scale.clamp(*LOG_SCALE)
-    cost = error.abs() * torch.exp(-scale) + scale
+    cost = torch.log1p((error * torch.exp(-scale)) ** 2) + scale
     return (cost * hit).sum() / hit.sum().clamp_min(1)

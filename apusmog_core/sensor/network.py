@@ -22,7 +22,7 @@ from .view import CONTEXT
 
 LARGEST_SHIFT = 2.0  # ring steps by which the depth may leave what the neighbours span
 RAY_REACH = 2.0  # steps that the code of a ray maps to [-1, 1]
-LOG_SCALE = (-5.0, 4.0)  # range of ln(expected depth error), in ring steps
+LOG_SCALE = (-5.0, 4.0)  # range of ln(median depth error), in ring steps
 
 
 @dataclass
@@ -41,7 +41,7 @@ class RayAnswers:
     """For each ray (A, s)."""
 
     depth: Tensor  # ring steps from the anchor
-    log_scale: Tensor  # ln of the expected error of the depth, in ring steps
+    log_scale: Tensor  # ln of the median error of the depth, in ring steps
     log_intensity: Tensor  # ln of the mixture's intensity: how many returns of the object to expect
 
 
