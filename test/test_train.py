@@ -126,9 +126,8 @@ def states(out):
 
 def test_what_is_saved_is_the_average_of_the_weights(config, tmp_path):
     for ema, is_average in ((0.9, True), (0.0, False)):
-        out = str(tmp_path / str(ema))
-        path = train(replace(config, out=out, rate=0.05, ema=ema))
-        network, average, _ = states(out)
+        path = train(replace(config, out=str(tmp_path / str(ema)), rate=0.05, ema=ema))
+        network, average, _ = states(path.parent)
         assert same(weights_of(path), average, atol=2e-3, rtol=1e-3)
         assert same(weights_of(path), network, atol=2e-3, rtol=1e-3) != is_average
 
@@ -159,9 +158,8 @@ def test_the_average_follows_the_weights_step_by_step(config, monkeypatch):
 def test_gradients_are_clipped_before_they_count(config, tmp_path):
     """Adam's first moment is a tenth of the clipped gradient after one step."""
     for clip in (0.1, 1e-3):
-        out = str(tmp_path / str(clip))
-        train(replace(config, out=out, steps=1, clip=clip, lambda_fine=1e3))
-        moments = [s["exp_avg"] for s in states(out)[2]["state"].values()]
+        run = replace(config, out=str(tmp_path / str(clip)), steps=1, clip=clip, lambda_fine=1e3)
+        moments = [s["exp_avg"] for s in states(train(run).parent)[2]["state"].values()]
         norm = torch.cat([m.flatten() for m in moments]).norm().item()
         assert norm == pytest.approx(0.1 * clip, rel=1e-3)
 
