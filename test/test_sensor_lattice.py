@@ -84,6 +84,7 @@ def test_confidence_is_the_chance_to_meet_the_object_times_that_of_a_right_depth
     half = np.log(2)  # of meeting it; and of Cauchy noise, as the median error is the tolerance
     assert ray_confidence(half, np.log(0.1), 1.0, 0.1, 1.0) == pytest.approx(0.25)
     assert ray_confidence(0.0, -5.0, 1.0, 0.1, 12.0) == 0
+    assert ray_confidence(np.inf, np.log(0.1 / (1 + 2**0.5)), 1.0, 0.1, 1.0) == pytest.approx(0.75)
     assert ray_confidence(half, np.log(0.1), 1.0, 0.1, 12.0) == pytest.approx(0.8)  # odds
 
 

@@ -209,7 +209,7 @@ def test_a_checkpoint_of_another_preset_is_refused(config):
 def test_a_new_run_does_not_write_over_an_earlier_one(config):
     path = train(replace(config, steps=1))
     before = weights_of(path)
-    with pytest.raises(ValueError, match="earlier run: go on with --resume, or change `out`"):
+    with pytest.raises(ValueError, match="earlier run: --resume it, change `out`"):
         train(config)
     assert same(weights_of(path), before, atol=0, rtol=0)
 

@@ -100,7 +100,7 @@ class Run:
             self.load()
         elif self.path.is_file():
             raise ValueError(
-                f"{self.path} is of an earlier run: go on with --resume, or change `out`"
+                f"{self.path} is of an earlier run: --resume it, change `out`, or remove it"
             )
         source = source or open_source(config)
         self.batches = prepared_batches(source, range(self.step, config.steps), config, processes)
