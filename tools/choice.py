@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from apusmog_core.cli.arguments import stride
 from apusmog_core.evaluation import metrics, rings
+from apusmog_core.evaluation.tables import means
 from apusmog_core.sensor import grow
 from apusmog_core.sensor.compiled import CompiledRayNetwork, CompiledRays
 from apusmog_core.upsampler import Upsampler
@@ -26,9 +27,8 @@ from apusmog_core.upsampler import Upsampler
 SWEPT = (0.5, 0.6, 0.7, 0.8, 0.86)
 RAISED = (0.84, 0.88, 0.91, 0.93, 0.95)  # for mixtures that know nothing of the object
 LEAST_POINTS = 24  # of a simulated object
-WITHIN = 0.1  # metres
 
-Score = tuple[float, float]  # F, hallucination in metres
+Score = tuple[float, float]  # F at 10 cm, hallucination in metres
 
 
 class Unlearned(CompiledRayNetwork):
@@ -56,19 +56,14 @@ def score(up: Upsampler, cases: list[rings.RingCase], likely: float) -> Score:
         outputs = rings.upsample_rings(up, cases)
     finally:
         grow.LATTICE = shipped
-    pairs = zip(cases, outputs, strict=True)
-    return mean_score((case, output) for case, output in pairs if case.surface)
+    return mean_score(cases, outputs)
 
 
-def mean_score(pairs: Iterable[tuple[rings.RingCase, np.ndarray]]) -> Score:
-    scores = []
-    for case, output in pairs:
-        missed = metrics.distances(case.held, output)
-        invented = metrics.distances(output, case.full)
-        f = metrics.harmonic((missed <= WITHIN).mean(), (invented <= WITHIN).mean())
-        scores.append((f, invented.mean()))
-    f, hallucination = np.mean(scores, axis=0)
-    return float(f), float(hallucination)
+def mean_score(cases: list[rings.RingCase], outputs: Iterable[np.ndarray]) -> Score:
+    """Of the surfaces alone."""
+    pairs = [(c, output) for c, output in zip(cases, outputs, strict=True) if c.surface]
+    mean = means([metrics.ring_scores(output, case.held, case.full) for case, output in pairs])
+    return mean["f_10"], mean["hallucination"]
 
 
 def f_at(hallucination: float, scores: list[Score]) -> float:
@@ -81,7 +76,7 @@ def choice(cases: list[rings.RingCase], weights: str = "lidar") -> list[str]:
     """Lines of both tables."""
     up = Upsampler.load(weights, "cpu")
     interpolate = rings.RING_BASELINES["range-interpolation"]
-    base = mean_score((case, interpolate(case)) for case in cases if case.surface)
+    base = mean_score(cases, map(interpolate, cases))
     lines = [f"range interpolation    F {base[0]:.3f}   hallucination {base[1]:.3f} m"]
     for likely in tqdm(SWEPT, desc="likely", unit="table", disable=None):
         f, h = score(up, cases, likely)
