@@ -16,6 +16,7 @@ from apusmog_core.segment.rings import describe_rings, find_rings, rings_from_or
 from apusmog_core.settings import with_values  # noqa: E402
 from apusmog_core.simulate import Placed, Scene, Sensor, scan, street  # noqa: E402
 from apusmog_core.simulate.objects import BUILDERS  # noqa: E402
+from apusmog_core.simulate.shapes import solid  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,16 @@ def test_a_car_that_a_single_ring_sees_is_an_object():
     assert len(np.unique(seen.ring[seen.instance == 1])) == 1
     _, instance = Segmenter()(seen.points, seen.ring)
     assert found_names(seen, instance) == ["car"]
+
+
+@pytest.mark.parametrize("sensor", ["VLP-16", "OS1-32"])
+def test_a_grass_bank_beside_the_road_is_no_object(sensor):
+    edge, rise = [(-80, 11, 0), (80, 11, 0)], [(-80, 17, 3), (80, 17, 3), (-80, 60, 3), (80, 60, 3)]
+    bank = solid([*edge, *rise], [(0, 1, 3), (0, 3, 2), (2, 3, 5), (2, 5, 4)], 0.3)
+    car = Placed(BUILDERS["car"](np.random.default_rng(0)), "car", 12.0, 4.0)
+    device = Sensor.named(sensor).jittered(0)
+    seen = scan(Scene([Placed(bank, "bank", 0.0, 0.0), car]), device, seed=0)
+    assert found_names(seen, Segmenter()(seen.points, seen.ring)[1]) == ["car"]
 
 
 def test_a_car_beside_a_long_wall_is_an_object_of_its_own():

@@ -13,7 +13,7 @@ from ..compute import machine_code, silenced
 from ..config import GroundConfig
 from .mounting import Mounting, MountingEstimate
 from .rings import Rings
-from .terrain import height_above_ground
+from .terrain import Terrain, find_terrain
 
 PLENTY, ENOUGH = 35.0, 20_000  # metres to all sides within which so many points tell of the others
 PLENTY_CELL, LITTLE = 1.0, 0.03  # metres: cells of ground there, and how rough it is
@@ -54,10 +54,10 @@ class Ground:
         points: np.ndarray,
         rings: Rings | None = None,
         distance: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Points (n, 3) turned upright, which of them are ground, and their height above it.
+    ) -> tuple[np.ndarray, np.ndarray, Terrain | None]:
+        """Points (n, 3) turned upright, which of them are ground, and how they stand on it.
 
-        The height (n,) is None unless the method is `auto` and the points have rings; these need
+        The terrain is None unless the method is `auto` and the points have rings; these need
         the distances (n,) from the sensor as well.
         """
         if self.method == "none" or len(points) == 0:
@@ -65,8 +65,8 @@ class Ground:
         mounting = self._estimate(points)
         upright = mounting.level(points)
         if self.config.method == "auto" and rings is not None:
-            height = height_above_ground(upright, rings, distance, mounting.height)
-            return upright, height < self.config.thickness, height
+            terrain = find_terrain(upright, rings, distance, mounting.height)
+            return upright, terrain.height < self.config.thickness, terrain
         if self.method == "grid":
             return upright, grid_ground(upright, self.config, mounting.height), None
         return upright, self._call_patchwork(upright, mounting.height), None

@@ -16,6 +16,7 @@ from ..config import ClusterConfig
 from ..sensor.neighbours import fill
 from .rings import Rings
 from .sets import find_root, number_sets
+from .terrain import Terrain
 
 SHOTS = 1.5  # to either side on the next ring
 SPACINGS = 2.5  # of shots along a ring, that always join
@@ -27,6 +28,7 @@ FEWEST = 2  # points of an instance
 APART = 0.35  # metres from ring to ring, from which on an object may be seen by a single one
 FOOT = (0.03, 0.3)  # metres above the ground of what may be the foot of an object
 UPRIGHT = 0.1  # metres farther or nearer than the object above
+MOSTLY = 0.5  # of the points of a single ring must stand out
 CLEAR, WIDE = 0.25, 0.3  # metres above the ground, and across, of an object on a single ring
 
 
@@ -37,11 +39,17 @@ class RingPoints:
     row: np.ndarray  # (n,) ring by rising elevation
     azimuth: np.ndarray  # (n,) float32, in the sensor's frame
     height: np.ndarray  # (n,) float32, above the ground
+    stands_out: np.ndarray  # (n,) bool, on a short piece of a ring before something farther away
     rings: Rings
+
+    @classmethod
+    def of_all(cls, rings: Rings, terrain: Terrain) -> RingPoints:
+        """The points of a scan."""
+        return cls(rings.row, rings.azimuth, terrain.height, terrain.stands_out, rings)
 
     def of(self, chosen: np.ndarray) -> RingPoints:
         """That of some of the points."""
-        columns = (self.row, self.azimuth, self.height)
+        columns = (self.row, self.azimuth, self.height, self.stands_out)
         return RingPoints(*(column.take(chosen) for column in columns), self.rings)
 
     @property
@@ -83,14 +91,19 @@ class RingPoints:
         They have `count` (k,) points between `low` and `high` (k, 3).
         """
         top, mean, first, last = _heights_and_rings(component, self.height, self.row, len(count))
+        outstanding = np.bincount(component, self.stands_out, minlength=len(count)) / count
         middle, across = (low + high) / 2, high - low
         reach = np.sqrt(np.einsum("kd,kd->k", middle, middle))
         gap = self.rings.gap[(first + last) // 2]
         possible = THING[0] / (reach * self.rings.step) * (THING[1] / (reach * gap))
         least = np.clip(SHARE * possible, min(FEWEST, config.min_points), config.min_points)
         width = np.hypot(across[:, 0], across[:, 1]) + reach * self.rings.step
-        alone = (first == last) & (reach * gap >= APART) & (mean >= CLEAR) & (width >= WIDE)
-        return (count >= least) & (top >= CLEAR) & ((across[:, 2] >= config.min_height) | alone)
+        one_ring = first == last
+        alone = one_ring & (reach * gap >= APART) & (mean >= CLEAR) & (width >= WIDE)
+        stands = (across[:, 2] >= config.min_height) | alone
+        # the ring of a slope may be high above flat ground, but goes on to both sides
+        stands &= ~one_ring | (outstanding >= MOSTLY)
+        return (count >= least) & (top >= CLEAR) & stands
 
 
 @machine_code

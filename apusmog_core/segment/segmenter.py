@@ -72,22 +72,22 @@ class Segmenter:
                 None if ring is None or len(near) == 0 else describe_rings(close, ring.take(near))
             )
         with timed(timings, "ground"):
-            upright, on_ground, height = self.ground.find(close, rings, distance.take(near))
+            upright, on_ground, terrain = self.ground.find(close, rings, distance.take(near))
         with timed(timings, "cluster"):
             label = np.zeros(len(near), np.uint32)
             rest = np.flatnonzero(~on_ground)
             on_rings = None
-            if height is not None:
-                on_rings = RingPoints(rings.row, rings.azimuth, height, rings).of(rest)
+            if terrain is not None:
+                on_rings = RingPoints.of_all(rings, terrain).of(rest)
             label[rest] = find_instances(upright.take(rest, axis=0), self.config.cluster, on_rings)
             if on_rings is not None:
-                label = find_feet(close, height, rings, label)
+                label = find_feet(close, terrain.height, rings, label)
             ground, instance = np.zeros(len(points), bool), np.zeros(len(points), np.uint32)
             ground[near], instance[near] = on_ground & (label == 0), label
             above = None
-            if height is not None:
+            if terrain is not None:
                 above = np.full(len(points), np.nan, np.float32)
-                above[near] = height
+                above[near] = terrain.height
         return Found(ground, instance, ring, ring_source, above, self.mounting, timings)
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ..compute import machine_code
@@ -24,12 +26,22 @@ HEIGHT_JUMP = 0.08  # ... or as metres of height of flat ground
 AGREE = 0.15  # metres within which the lowest points of a cell confirm each other
 
 
-def height_above_ground(
+@dataclass(frozen=True, eq=False)
+class Terrain:
+    """What n points show of the ground, and how they stand on it."""
+
+    height: np.ndarray  # (n,) float32 above the ground
+    stands_out: np.ndarray  # (n,) bool, see `find_standing_out`
+
+
+def find_terrain(
     points: np.ndarray, rings: Rings, distance: np.ndarray, sensor_height: float
-) -> np.ndarray:
-    """Height (n,) float32 of level points, `distance` away, above the terrain that they show."""
+) -> Terrain:
+    """The terrain that level points (n, 3), `distance` (n,) away, show."""
     stands_out = find_standing_out(distance, rings, sensor_height)
-    return _heights(points, rings.azimuth, stands_out, _edges(), np.float32(sensor_height))
+    edges, azimuth = _edges(), rings.azimuth
+    height = _heights(points, azimuth, stands_out, edges, np.float32(sensor_height))
+    return Terrain(height, stands_out)
 
 
 def find_standing_out(distance: np.ndarray, rings: Rings, sensor_height: float) -> np.ndarray:

@@ -44,7 +44,7 @@ STRIDES = {  # every how many rings are kept, by how many there are
 }
 FEWEST, LARGEST = 4, 600  # points of one object
 FARTHEST = 75.0  # metres
-VERSION = 10  # of the probes, for caches: raise it when they change
+VERSION = 11  # of the probes, for caches: raise it when they change
 
 
 @dataclass
