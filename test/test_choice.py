@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the choice of rays is worth: a table for people who work on it."""
+"""What choice of rays, mixture and confidence are worth: tables for people who work on them."""
 
 import math
 
@@ -9,6 +9,7 @@ from apusmog_core.evaluation import rings
 from apusmog_core.sensor import grow
 from apusmog_core.upsampler import Upsampler
 from tools.choice import Unlearned, f_at, score
+from tools.confidence import confidence_and_truth
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +37,12 @@ def test_a_mixture_that_knows_nothing_of_the_object_is_worse(street):
         up.way._rays = Unlearned(up.network, mixture)
         other = score(up, street, 0.7)
         assert other[0] < f and other[1] > 1.02 * hallucination, mixture
+
+
+def test_confidence_is_about_the_share_of_right_points_on_a_whole_sensor():
+    pytest.importorskip("open3d")
+    cases = rings.simulated_cases(2, seed=1, sensor="VLP-16", stride=1)
+    sure, right = confidence_and_truth(Upsampler.load("lidar", "cpu"), cases)
+    assert len(sure) > 10_000 and right.mean() == pytest.approx(sure.mean(), abs=0.03)
+    middle = (sure > 0.65) & (sure < 0.9)
+    assert right[middle].mean() == pytest.approx(sure[middle].mean(), abs=0.1)

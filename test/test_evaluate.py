@@ -10,6 +10,7 @@ from apusmog_core.config import TrainConfig
 from apusmog_core.data import pu1k, pugan
 from apusmog_core.evaluation import ablation, rings, shapes, tables
 from apusmog_core.settings import flatten
+from apusmog_core.upsampler import Upsampler
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 real_scans = pytest.mark.skipif(
@@ -118,6 +119,13 @@ def test_scans_without_rings_are_refused_by_name(tmp_path):
     np.save(tmp_path / "cloud.npy", np.random.default_rng(0).normal(size=(500, 3)))
     with pytest.raises(ValueError, match="cloud shows no rings"):
         rings.found_cases(tmp_path)
+
+
+def test_a_whole_sensor_holds_nothing_out_and_gives_what_the_ratio_asks_for():
+    case = flat_case(1)
+    assert len(case.held) == 0 and len(case.points) == len(case.full)
+    (dense,) = rings.dense_rings(Upsampler.load("lidar", "cpu"), [case], ratio=2.5)
+    assert len(dense.points) == round(2.5 * len(case.points))
 
 
 @real_shapes

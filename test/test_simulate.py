@@ -19,6 +19,7 @@ from apusmog_core.simulate.sensor import (  # noqa: E402
     scan,
     visible_surface,
 )
+from tools.terrain import GROUNDS, count_objects, street_on  # noqa: E402
 
 ROAD = Path(__file__).parents[2] / "shared" / "data" / "meshes" / "road"
 
@@ -120,6 +121,18 @@ def test_the_nearer_object_hides_the_farther():
     assert (turn.instance == 2).sum() > 1000
     assert (turn.instance == 1).sum() == 0
     assert len(visible_surface(scene, Sensor.named(), 1)) == 0
+
+
+def test_the_ground_may_rise_with_the_street_on_it():
+    height = GROUNDS["rising 8 % from 15 m on"]
+    scene = street_on(height, seed=1, meshes=None)
+    sensor = Sensor.named()
+    turn = scan(scene, sensor)
+    ground = turn.points[turn.instance == 0] + (0, 0, sensor.height)
+    error = ground[:, 2] - height(ground[:, 0], ground[:, 1])
+    assert np.abs(error).max() < 6 * sensor.noise and ground[:, 2].max() > 1
+    false, found, there = count_objects(turn)
+    assert false < 10 and found > 0.8 * there > 20
 
 
 def test_nothing_comes_back_from_glass_and_less_from_dark_surfaces():

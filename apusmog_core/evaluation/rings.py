@@ -19,6 +19,7 @@ from .tables import Row, Scores, means
 
 if TYPE_CHECKING:
     from ..data import Scan
+    from ..dense import Dense
     from ..segment import Segmenter
     from ..upsampler import Upsampler
 
@@ -86,10 +87,10 @@ def hold_out(
     scan: KeptScan, rows: np.ndarray, full: np.ndarray, ring: np.ndarray, stride: int, **rest
 ) -> RingCase | None:
     """The hold-out case of one object (n, 3) whose points are `rows` (n,) of the kept scan, or -1;
-    None where too little is kept or held."""
+    None where too little is kept, or held where rings are."""
     kept = rows >= 0
     fewest = 1 if stride == 2 else FEWEST_KEPT
-    if kept.sum() < fewest or (~kept).sum() < fewest:
+    if kept.sum() < fewest or (stride > 1 and (~kept).sum() < fewest):
         return None
     distance = float(np.linalg.norm(full.mean(axis=0)))
     given = (full[kept], full[~kept], full, ring[kept])
@@ -319,11 +320,22 @@ def upsample_rings(
     calibrations: dict[str, Calibration] | None = None,
     progress: Progress = without_progress,
 ) -> list[np.ndarray]:
-    """The model's output for each case: measured points first, as many as the sensor saw.
+    """The model's output for each case: measured points first, as many as the sensor saw."""
+    return [d.points for d in dense_rings(up, cases, None, calibrations, progress)]
+
+
+def dense_rings(
+    up: Upsampler,
+    cases: list[RingCase],
+    ratio: float | None = None,
+    calibrations: dict[str, Calibration] | None = None,
+    progress: Progress = without_progress,
+) -> list[Dense]:
+    """What the model makes of each case: `ratio` times the points given, or as many as were seen.
 
     The objects of a scan go together, as in a node; calibrations are by name.
     """
-    results: list[np.ndarray | None] = [None] * len(cases)
+    results: list[Dense | None] = [None] * len(cases)
     names = dict.fromkeys(case.scan_name for case in cases)
     for name in progress(names, "scan", len(names)):
         index = [i for i, case in enumerate(cases) if case.scan_name == name]
@@ -331,11 +343,11 @@ def upsample_rings(
         instance = np.zeros(len(scan.points), np.int64)
         for number, i in enumerate(index, start=1):
             instance[cases[i].rows] = number
-        counts = [len(cases[i].full) for i in index]
+        counts = [round((ratio or c.ratio) * len(c.points)) for c in (cases[i] for i in index)]
         bias = calibrations[name].of_points(scan.ring) if calibrations else None
         seen = ObjectScan(scan.points, instance, scan.ring, scan.height, bias=bias)
         for i, result in zip(index, up.upsample_scan(seen, counts).split(counts), strict=True):
-            results[i] = result.points
+            results[i] = result
     return results
 
 

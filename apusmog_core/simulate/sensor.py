@@ -180,17 +180,18 @@ class Hits:
 
 
 class Scene:
-    """Flat ground and placed meshes; object i of the list is instance i + 1."""
+    """Ground, flat unless given, and placed meshes; object i of the list is instance i + 1."""
 
-    def __init__(self, objects: Sequence[Placed]):
+    def __init__(self, objects: Sequence[Placed], ground: Mesh | None = None):
         import open3d
 
         self.objects = tuple(objects)
+        self.ground = ground
         self.names = ("ground", *(o.name for o in self.objects))
         reach = 250.0 + max((max(abs(o.x), abs(o.y)) for o in self.objects), default=0.0)
         far = reach * np.array([(-1, -1, 0), (1, -1, 0), (1, 1, 0), (-1, 1, 0)])
         plane = shapes.solid(far, [(0, 1, 2), (0, 2, 3)], GROUND_REFLECTIVITY)
-        parts = [plane, *(o.world for o in self.objects)]
+        parts = [ground or plane, *(o.world for o in self.objects)]
         # One soup of triangles is one tree for the ray caster; ids are looked up by triangle.
         soup = shapes.join(*parts)
         counts = [len(m.triangles) for m in parts]
@@ -222,7 +223,7 @@ class Scene:
 
     def after(self, seconds: float) -> Scene:
         """The scene when everything has moved on."""
-        return Scene([o.after(seconds) for o in self.objects])
+        return Scene([o.after(seconds) for o in self.objects], self.ground)
 
 
 # --- scans ---------------------------------------------------------------------------------------
