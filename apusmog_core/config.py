@@ -93,7 +93,7 @@ class TrainConfig:
 @dataclass(frozen=True)
 class RangeConfig:
     min: float = setting(1.5, "nearest range of an object point, metres", low=0.0, high=1000.0)
-    max: float = setting(75.0, "farthest range of an object point, metres", low=0.1, high=1000.0)
+    max: float = setting(200.0, "farthest range of an object point, metres", low=0.1, high=1000.0)
 
 
 @dataclass(frozen=True)

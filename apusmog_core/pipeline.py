@@ -22,8 +22,8 @@ ENOUGH_TO_LEARN = 200  # new points, or the overhead of the call hides their cos
 FORGET = 0.2  # weight of the newest scan in the estimate of time a point
 # what to change where no object was found
 TO_FIND_OBJECTS = (
-    "try --set ground.sensor_height=METRES (where its estimate is wrong), range.max=100 or "
-    "ground.method=none (no ground in sight)"
+    "try --set ground.sensor_height=METRES (where its estimate is wrong) or ground.method=none "
+    "(no ground in sight)"
 )
 
 

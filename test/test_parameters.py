@@ -85,7 +85,7 @@ def test_settings_that_the_pipeline_refuses_change_nothing(ros, monkeypatch, wis
 def test_parameters_set_together_take_effect_together_or_not_at_all(ros):
     under_test = Harness(ros)
     assert not under_test.set(together=True, ratio=7.0, range__max=1.0).successful
-    assert under_test.get("ratio", "range.max") == [4.0, 75.0]
+    assert under_test.get("ratio", "range.max") == [4.0, 200.0]
     # one after the other the first of these would be refused: 80 is above the maximum of 75
     assert under_test.set(together=True, range__min=80.0, range__max=90).successful
     assert under_test.get("range.min", "range.max") == [80.0, 90.0]

@@ -261,7 +261,7 @@ def simulated_cases(
                 surface=placed.name not in ("bush", "tree"),
                 scan_name=f"{number:010d}",
                 cluster=instance,
-                truth=_distance_to(placed.world, (0, 0, device.height)),
+                truth=distance_to(placed.world, (0, 0, device.height)),
             )
             cases += [case] if case and case.range < max_range else []
     return _some(cases, f"{count} simulated scans", points, max_range)
@@ -277,7 +277,7 @@ def _some(cases: list[RingCase], where, points: Sequence[int], max_range: float)
     return cases
 
 
-def _distance_to(mesh, origin: Sequence[float]) -> Callable[[np.ndarray], np.ndarray]:
+def distance_to(mesh, origin: Sequence[float]) -> Callable[[np.ndarray], np.ndarray]:
     """Distance to a simulated mesh, of points given in the frame of a sensor at `origin`."""
     vertices = (mesh.vertices - np.asarray(origin)).astype(np.float32)
 

@@ -28,7 +28,8 @@ FEWEST = 2  # points of an instance
 APART = 0.35  # metres from ring to ring, from which on an object may be seen by a single one
 FOOT = (0.03, 0.3)  # metres above the ground of what may be the foot of an object
 UPRIGHT = 0.1  # metres farther or nearer than the object above
-MOSTLY = 0.5  # of the points of a single ring must stand out
+MOSTLY = 0.5  # of the points of an object on a single ring must stand out
+GROUND_KNOWN = 75.0  # metres: farther away an object needs two rings
 CLEAR, WIDE = 0.25, 0.3  # metres above the ground, and across, of an object on a single ring
 
 
@@ -101,8 +102,9 @@ class RingPoints:
         one_ring = first == last
         alone = one_ring & (reach * gap >= APART) & (mean >= CLEAR) & (width >= WIDE)
         stands = (across[:, 2] >= config.min_height) | alone
-        # the ring of a slope may be high above flat ground, but goes on to both sides
-        stands &= ~one_ring | (outstanding >= MOSTLY)
+        # the ring of a slope may be high above flat ground, but goes on to both sides; farther away
+        # the ground is not known well enough
+        stands &= ~one_ring | ((outstanding >= MOSTLY) & (reach <= GROUND_KNOWN))
         return (count >= least) & (top >= CLEAR) & stands
 
 

@@ -12,7 +12,7 @@ from .rings import Rings
 
 SECTORS = 180
 NEAREST, GROWTH = 1.5, 1.06  # metres of the first step outwards; each is longer than the last
-LEAST_STEP, FARTHEST = 1.0, 120.0
+LEAST_STEP, FARTHEST = 1.0, 200.0
 CLOSE_TO, SLOPE = 0.12, 0.08  # metres, and metres a metre, that ground rises from cell to cell
 STEEPEST = 0.12  # metres a metre, beyond which nothing is ground
 AHEAD = 8.0  # metres that the ground goes on as steep as it was

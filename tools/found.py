@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which objects are found on simulated streets, and which are none: by the ground, by range.
+
+python -m tools.found ROAD_MESHES            # streets that are not flat
+python -m tools.found ROAD_MESHES --far      # long streets, up to 200 m
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from apusmog_core import DenseScan, PipelineConfig, ScanPipeline, simulate
+from apusmog_core.evaluation.rings import distance_to
+from apusmog_core.segment import Segmenter
+from apusmog_core.sensor.lattice import LATTICE
+from apusmog_core.simulate.shapes import Mesh, solid
+
+SENSORS = {False: ("HDL-64E", "OS1-32", "VLP-16"), True: ("Pandar64", "HDL-64E", "VLP-32C")}
+HALF, STEP = 150.0, 1.0  # metres: the ground to all sides, and from vertex to vertex
+SUNK = 0.03  # metres that things stand in uneven ground
+BIAS = 0.02  # metres, of each laser
+FEWEST, FARTHEST = 10, 70.0  # points and metres of an object that should be found
+LONG, RANGES = 480.0, ((0, 75), (75, 120), (120, 200))  # metres
+MIDDLE = 1.75  # y of the middle of the road
+
+Height = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of the ground at x, y
+
+
+def waves(height: float) -> Height:
+    """So high from trough to crest, 20 m and 27 m long; level where the sensor stands."""
+
+    def at(x, y):
+        swell = np.sin(2 * np.pi * x / 20) * np.cos(2 * np.pi * y / 27)
+        return height / 2 * swell * (np.hypot(x, y) > 6)
+
+    return at
+
+
+GROUNDS: dict[str, Height] = {
+    "flat": lambda x, y: 0 * x,
+    "waves of .2 m": waves(0.2),
+    "waves of .5 m": waves(0.5),
+    "kerbs of .15 m": lambda x, y: 0.15 * ((y < -5.4) | (y > 8.9)),
+    "camber of 3 %": lambda x, y: -0.03 * np.abs(y - MIDDLE),
+    "falling 8 % from 15 m on": lambda x, y: -0.08 * np.maximum(np.abs(x) - 15, 0),
+    "rising 8 % from 15 m on": lambda x, y: 0.08 * np.maximum(np.abs(x) - 15, 0),
+    "banks of 27 degrees, 3 m high": lambda x, y: np.clip((np.abs(y - MIDDLE) - 11) / 2, 0, 3),
+}
+
+
+def ground_mesh(height: Height) -> Mesh:
+    ticks = np.arange(-HALF, HALF + STEP, STEP)
+    x, y = np.meshgrid(ticks, ticks, indexing="ij")
+    number = np.arange(x.size).reshape(x.shape)
+    a, b, c, d = (
+        corner.ravel()
+        for corner in (number[:-1, :-1], number[1:, :-1], number[1:, 1:], number[:-1, 1:])
+    )
+    faces = np.concatenate([np.stack([a, b, c], 1), np.stack([a, c, d], 1)])
+    vertices = np.stack([x, y, height(x, y)], axis=-1).reshape(-1, 3)
+    return solid(vertices, faces, simulate.sensor.GROUND_REFLECTIVITY)
+
+
+def street_on(height: Height, seed: int, meshes: Path | None) -> simulate.Scene:
+    """A street whose things stand on uneven ground."""
+    things = []
+    for thing in simulate.street(seed, meshes).objects:
+        level = float(height(np.float64(thing.x), np.float64(thing.y)))
+        things.append(replace(thing, mesh=thing.mesh.moved((0, 0, level - SUNK))))
+    return simulate.Scene(things, ground_mesh(height))
+
+
+def count_objects(
+    turn: simulate.SimulatedScan, instance: np.ndarray, reach: tuple[float, float] = (0, FARTHEST)
+) -> tuple[int, int, int]:
+    """Objects found within reach that are mostly ground, objects that should be found there, and
+    how many of these are."""
+
+    def away(mine: np.ndarray) -> bool:
+        return reach[0] <= np.linalg.norm(turn.points[mine].mean(axis=0)) < reach[1]
+
+    found = (instance == number for number in range(1, instance.max() + 1))
+    false = sum((turn.instance[mine] == 0).mean() > 0.5 and away(mine) for mine in found)
+    held = there = 0
+    for number in range(1, len(turn.names)):
+        mine = turn.instance == number
+        if mine.sum() >= FEWEST and turn.names[number] != "building" and away(mine):
+            votes = np.bincount(instance[mine])
+            votes[0] = 0
+            there += 1
+            held += votes.max() >= 0.5 * mine.sum()
+    return false, there, held
+
+
+def turns(
+    sensor: str, scene_of: Callable[[int], simulate.Scene], seed: int, streets: int
+) -> Iterator[tuple[simulate.Scene, simulate.Sensor, simulate.SimulatedScan]]:
+    for number in range(streets):
+        device = simulate.Sensor.named(sensor).jittered(number, metres=BIAS, lift=0.25)
+        scene = scene_of(seed + number)
+        yield scene, device, simulate.scan(scene, device, number)
+
+
+def by_ground(args: argparse.Namespace) -> Iterator[list[str]]:
+    """Rows of the table: false objects a scan, and the share of objects that are found."""
+    yield ["ground", *args.sensors]
+    for name, height in tqdm(GROUNDS.items(), unit="ground", disable=None):
+        cells = []
+        for sensor in args.sensors:
+            street = partial(street_on, height, meshes=args.meshes)
+            counts = [
+                count_objects(turn, Segmenter()(turn.points, turn.ring)[1])
+                for _, _, turn in turns(sensor, street, args.seed, args.streets)
+            ]
+            false, there, held = np.sum(counts, axis=0)
+            cells.append(f"{false / args.streets:.1f}, {held / there:.0%}")
+        yield [name, *cells]
+
+
+def by_range(args: argparse.Namespace) -> Iterator[list[str]]:
+    """Rows of the table: objects that are found, false ones, and how right new points are."""
+    yield ["sensor", "metres", "found", "false", "new points", "within 10 cm", "mean confidence"]
+    pipeline = ScanPipeline(PipelineConfig(calibrate=False))
+    for sensor in tqdm(args.sensors, unit="sensor", disable=None):
+        counts, sure, right = np.zeros((len(RANGES), 3), int), {}, {}
+        street = partial(simulate.street, meshes=args.meshes, length=LONG)
+        for scene, device, turn in turns(sensor, street, args.seed, args.streets):
+            dense = pipeline.process(turn.points, turn.intensity, ring=turn.ring)
+            instance = np.zeros(len(turn.points), np.int64)
+            instance[dense.segments.rows] = dense.segments.instance
+            for n, reach in enumerate(RANGES):
+                counts[n] += count_objects(turn, instance, reach)
+                told, near = confidence_and_truth(scene, device, turn, dense, reach)
+                sure.setdefault(n, []).append(told)
+                right.setdefault(n, []).append(near)
+        for n, (low, high) in enumerate(RANGES):
+            false, there, held = counts[n]
+            told, near = np.concatenate(sure[n]), np.concatenate(right[n])
+            share = [f"{near.mean():.2f}", f"{told.mean():.2f}"] if len(near) else ["-", "-"]
+            yield [
+                sensor,
+                f"{low}-{high}",
+                f"{held} of {there}",
+                str(false),
+                str(len(near)),
+                *share,
+            ]
+
+
+def confidence_and_truth(
+    scene: simulate.Scene,
+    device: simulate.Sensor,
+    turn: simulate.SimulatedScan,
+    dense: DenseScan,
+    reach: tuple[float, float],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Confidence (m,) of the new points of solid objects at these ranges, and whether (m,) the
+    surface is within the tolerance."""
+    thing = turn.instance[dense.segments.rows[dense.source]]
+    away = np.linalg.norm(dense.points, axis=1)
+    new = dense.generated & (away >= reach[0]) & (away < reach[1])
+    sure, right = [np.zeros(0)], [np.zeros(0, bool)]
+    for number in np.unique(thing[new & (thing > 0)]):
+        placed = scene.objects[number - 1]
+        if placed.name not in ("bush", "tree"):
+            mine = new & (thing == number)
+            sure.append(dense.confidence[mine])
+            error = distance_to(placed.world, (0, 0, device.height))(dense.points[mine])
+            right.append(error <= LATTICE.tolerance)
+    return np.concatenate(sure), np.concatenate(right)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("meshes", type=Path, nargs="?", help="road meshes, beside the built-in")
+    parser.add_argument("--far", action="store_true", help="by range, on long streets")
+    parser.add_argument("--sensors", nargs="+", help="(three, of the kind asked for)")
+    parser.add_argument("--streets", type=int, default=4, help="for each (%(default)s)")
+    parser.add_argument("--seed", type=int, default=9900, help="of the first (%(default)s)")
+    args = parser.parse_args()
+    args.sensors = args.sensors or SENSORS[args.far]
+    for number, row in enumerate(by_range(args) if args.far else by_ground(args)):
+        tqdm.write(f"| {' | '.join(row)} |")
+        if number == 0:
+            tqdm.write("|---" * len(row) + "|")
+
+
+if __name__ == "__main__":
+    main()
