@@ -17,6 +17,7 @@ from apusmog_core.settings import with_values  # noqa: E402
 from apusmog_core.simulate import Placed, Scene, Sensor, scan, street  # noqa: E402
 from apusmog_core.simulate.objects import BUILDERS  # noqa: E402
 from apusmog_core.simulate.shapes import solid  # noqa: E402
+from tools.found import ROSETTES, rosette_scan  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,14 @@ def test_a_field_of_zeros_is_no_ring_and_a_cloud_without_rings_has_none(turn):
     assert find_rings(turn.points[order], zeros)[1] == "elevation"
     cloud = np.random.default_rng(0).normal(size=(5000, 3)).astype(np.float32)
     assert find_rings(cloud) == (None, "none")
+
+
+def test_the_lines_of_a_rosette_are_no_rings_and_a_tilted_sensor_keeps_its_own(scene, turn):
+    rosette = rosette_scan(scene, Sensor.named(), ROSETTES["rosette-360"], seed=0)
+    assert find_rings(rosette.points, rosette.ring)[1] != "field"
+    upside_down = Rotation.from_euler("xyz", (180, 25, 40), degrees=True)
+    tilted = upside_down.apply(turn.points + [1, 0.5, 1.8])
+    assert find_rings(tilted, turn.ring)[1] == "field"
 
 
 # --- objects -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 
 python -m tools.found ROAD_MESHES            # streets that are not flat
 python -m tools.found ROAD_MESHES --far      # long streets, up to 200 m
+python -m tools.found ROAD_MESHES --far --sensors rosette-360 rosette-70    # no rings
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ HALF, STEP = 150.0, 1.0  # metres: the ground to all sides, and from vertex to v
 SUNK = 0.03  # metres that things stand in uneven ground
 BIAS = 0.02  # metres, of each laser
 FEWEST, FARTHEST = 10, 70.0  # points and metres of an object that should be found
+ROSETTE_SHOTS, ROSETTE_LINES, ROSETTE_REACH = 24_000, 4, 100.0  # a scan, metres
 LONG, RANGES = 480.0, ((0, 75), (75, 120), (120, 200))  # metres
 MIDDLE = 1.75  # y of the middle of the road
 
@@ -103,9 +105,51 @@ def turns(
     sensor: str, scene_of: Callable[[int], simulate.Scene], seed: int, streets: int
 ) -> Iterator[tuple[simulate.Scene, simulate.Sensor, simulate.SimulatedScan]]:
     for number in range(streets):
-        device = simulate.Sensor.named(sensor).jittered(number, metres=BIAS, lift=0.25)
         scene = scene_of(seed + number)
-        yield scene, device, simulate.scan(scene, device, number)
+        if sensor in ROSETTES:
+            device = simulate.Sensor.named()
+            yield scene, device, rosette_scan(scene, device, ROSETTES[sensor], number)
+        else:
+            device = simulate.Sensor.named(sensor).jittered(number, metres=BIAS, lift=0.25)
+            yield scene, device, simulate.scan(scene, device, number)
+
+
+def rosette_360(time: np.ndarray, phase: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Azimuths and elevations (n,) all around, -7 to 52 degrees, as of a Livox Mid-360."""
+    rise = np.sin(2 * np.pi * (611.3 * time + phase[1]))
+    return 2 * np.pi * (150.8 * time + phase[0]), np.radians(22.5 + 29.5 * rise)
+
+
+def rosette_70(time: np.ndarray, phase: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Azimuths and elevations (n,) in a cone to the front, as of a Livox Avia."""
+    away = np.radians(38) * np.abs(np.sin(2 * np.pi * (797.1 * time + phase[0])))
+    turn = 2 * np.pi * (131.7 * time + phase[1])
+    return away * np.cos(turn), 0.9 * away * np.sin(turn)
+
+
+ROSETTES = {"rosette-360": rosette_360, "rosette-70": rosette_70}
+
+
+def rosette_scan(
+    scene: simulate.Scene, device: simulate.Sensor, pattern: Callable, seed: int
+) -> simulate.SimulatedScan:
+    """A tenth of a second of a sensor whose lasers, the field `line`, draw rosettes."""
+    rng = np.random.default_rng(seed)
+    shot = np.arange(ROSETTE_SHOTS)
+    azimuth, elevation = pattern(shot / len(shot), rng.random(2))
+    elevation = elevation + np.radians(rng.uniform(-0.2, 0.2, len(shot)))
+    rays = simulate.unit_rays(azimuth, elevation)
+    hits = scene.hits(rays, simulate.origin_of(device, (0, 0, 0)))
+    kept = np.flatnonzero((hits.range < ROSETTE_REACH) & (hits.reflectivity > 0))
+    reach = hits.range[kept] + rng.normal(0, BIAS, len(kept))
+    return simulate.SimulatedScan(
+        points=(rays[kept] * reach[:, None]).astype(np.float32),
+        intensity=hits.reflectivity[kept],
+        ring=shot[kept] % ROSETTE_LINES,
+        azimuth=azimuth[kept].astype(np.float32),
+        instance=hits.instance[kept],
+        names=scene.names,
+    )
 
 
 def by_ground(args: argparse.Namespace) -> Iterator[list[str]]:

@@ -19,7 +19,8 @@ FEWEST_A_RING = 8  # points; a ring that saw less does not count as one
 ELEVATION_BIN = np.radians(0.01)
 SPREAD = 0.35  # of the gap between neighbouring rings: a wider ring is none
 ORDER_POINTS = 20_000  # points that tell whether an order or levels of elevation hold rings
-FIELD_POINTS = 4000  # ... and whether a field does
+FIELD_POINTS, FIELD_RINGS = 4000, 4  # ... and whether a field does
+JUMP = np.radians(1.0)  # from shot to shot of a ring, between usual shots: that is none
 LEVEL_POINTS = 64  # points of a ring that tell its elevation
 
 
@@ -42,7 +43,7 @@ class Rings:
 
 def find_rings(points: np.ndarray, ring: np.ndarray | None = None) -> tuple[np.ndarray | None, str]:
     """Ring number (n,) int32 of points (n, 3), and what told it: field, order, elevation, none."""
-    if ring is not None and _is_plausible(ring):
+    if ring is not None and _is_plausible(ring) and _turn_level(points, np.asarray(ring)):
         return np.asarray(ring).astype(np.int32, copy=False), "field"
     if len(points) >= FEWEST_RINGS * FEWEST_A_RING:
         for source, find in (("order", rings_from_order), ("elevation", rings_from_elevation)):
@@ -121,6 +122,21 @@ def _is_plausible(ring: np.ndarray) -> bool:
     """Whether there are several ring numbers; some drivers fill the field with zeros."""
     sample = np.asarray(ring)[:: max(1, len(ring) // FIELD_POINTS)]
     return len(sample) > 0 and 2 <= len(np.unique(sample)) <= MOST_RINGS
+
+
+def _turn_level(points: np.ndarray, ring: np.ndarray) -> bool:
+    """Whether lasers go around, however their frame is tilted: neighbours look equally high.
+
+    The lines of a sensor that scans a rosette do not; nor do rows that are anything else.
+    """
+    numbers = np.unique(ring[:: max(1, len(ring) // FIELD_POINTS)])
+    jumps = []
+    for number in numbers[:: -(-len(numbers) // FIELD_RINGS)]:
+        mine = points[ring == number]
+        order = np.argsort(np.arctan2(mine[:, 1], mine[:, 0]), kind="stable")
+        jumps.append(np.abs(np.diff(_elevation(mine)[order])))
+    jumps = np.concatenate(jumps)
+    return len(jumps) == 0 or bool(np.median(jumps) < JUMP)
 
 
 def _is_wild(ring: np.ndarray) -> bool:
