@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -48,6 +48,11 @@ class Dense:
     def take(self, rows: np.ndarray) -> Dense:
         """Some of the points, or all in another order."""
         return Dense(*(getattr(self, field.name).take(rows, axis=0) for field in fields(self)))
+
+    def moved(self, offset: np.ndarray, measured: np.ndarray) -> Dense:
+        """New points moved by an offset (3,), and the `measured` ones (n, 3) bit by bit."""
+        new, kept = self.points + offset, measured.take(self.source, axis=0)
+        return replace(self, points=np.where(self.generated[:, None], new, kept))
 
     def by_object(self, instance: np.ndarray) -> Dense:
         """One object after the other, by the instances (n,) of the input's points."""

@@ -11,12 +11,11 @@ import numpy as np
 
 from .config import PipelineConfig
 from .dense import Dense, check_ratio
-from .segment import Mounting, Segmenter, rows_by_label, timed
+from .segment import HERE, Mounting, Segmenter, about_sensor, rows_by_label, timed
 from .sensor.calibrate import Calibration
 from .sensor.neighbours import find_returns
 from .sensor.view import ObjectScan
 
-SENSOR = (0.0, 0.0, 0.0)  # scans are in the sensor's frame
 SMALLEST_SIDE = 0.1  # metres; a pole seen as one line of points still has an area
 ENOUGH_TO_LEARN = 200  # new points, or the overhead of the call hides their cost
 FORGET = 0.2  # weight of the newest scan in the estimate of time a point
@@ -40,6 +39,9 @@ class Segments:
     ring_source: str = "none"  # what told the rings: field, order, elevation or none
     height: np.ndarray | None = None  # (n,) float32 above the ground, nan where not known
     bias: np.ndarray | None = None  # (n,) metres by which ranges are too long; None: not known
+    origin: np.ndarray = field(
+        default_factory=HERE.copy
+    )  # (3,) where the sensor stands among the points
     not_finite: int = 0  # rows of the input that were left out
     no_return: int = 0  # rows at exactly (0, 0, 0), which say that nothing came back
     timings: dict[str, float] = field(default_factory=dict)  # stage -> milliseconds
@@ -48,6 +50,11 @@ class Segments:
     def generated(self) -> np.ndarray:
         """(n,) bool: none of these points is."""
         return np.zeros(len(self.points), bool)
+
+    @property
+    def seen(self) -> np.ndarray:
+        """(n, 3) the points about the sensor."""
+        return about_sensor(self.points, self.origin)
 
     def instances(self) -> list[np.ndarray]:
         """Indices of each instance's points, by its number."""
@@ -114,7 +121,7 @@ class ScanPipeline:
             wall = 10 * np.stack(ray, axis=-1).reshape(-1, 3).astype(np.float32)
             other.process(wall, np.ones(len(wall), np.float32), ratio=4.0)
         # a cloud alone, as `upsample` and the time budget have it
-        self.upsampler.upsample(wall, 2.0, True, SENSOR)
+        self.upsampler.upsample(wall, 2.0, True, HERE)
 
     @property
     def mounting(self) -> Mounting:
@@ -152,7 +159,8 @@ class ScanPipeline:
         if self.config.calibrate and found.ring is not None:
             with timed(timings, "calibrate"):
                 counted = found.ring_source != "field"
-                bias = self.calibration.update(scan["points"], found.ring, counted)
+                seen = about_sensor(scan["points"], found.origin)
+                bias = self.calibration.update(seen, found.ring, counted)
         return Segments(
             ground=found.ground,
             instance=found.instance,
@@ -160,6 +168,7 @@ class ScanPipeline:
             ring_source=found.ring_source,
             height=found.height,
             bias=bias,
+            origin=found.origin,
             timings=timings,
             **scan,
         )
@@ -207,12 +216,14 @@ class ScanPipeline:
         self, segments: Segments, rows: list[np.ndarray], served: np.ndarray, counts: np.ndarray
     ) -> Dense:
         """All instances (k,), those served with as many points as counted."""
-        where = (segments.points, segments.instance, segments.ring, segments.height)
+        where = (segments.seen, segments.instance, segments.ring, segments.height)
         scan, chosen = ObjectScan(*where, bias=segments.bias), np.flatnonzero(served)
         if len(chosen) < len(rows):
             scan = scan.only(chosen + 1)
         options = (self.config.keep_measured, self.config.spread)
         dense = self.upsampler.upsample_scan(scan, counts[chosen], *options)
+        if segments.origin.any():
+            dense = dense.moved(segments.origin, segments.points)
         if len(chosen) == len(rows):
             return dense
         rest = np.concatenate([mine for mine, here in zip(rows, served, strict=True) if not here])
@@ -262,7 +273,7 @@ class ScanPipeline:
         if self.config.time_budget_ms and len(sizes):
             cost = self._new(counts, sizes)
             cost[order[0]] = 0  # one is always served, or a slow moment would never be forgotten
-            limit("time_budget_ms", cost, self._room(segments.points[rows[order[0]]]))
+            limit("time_budget_ms", cost, self._room(segments.seen[rows[order[0]]]))
         return wanted, served, "; ".join(bound)
 
     def _room(self, cloud: np.ndarray) -> float:
@@ -276,7 +287,7 @@ class ScanPipeline:
 
     def _milliseconds(self, cloud: np.ndarray, ratio: int) -> float:
         start = time.perf_counter()
-        self.upsampler.upsample(cloud, ratio, True, SENSOR)
+        self.upsampler.upsample(cloud, ratio, True, HERE)
         return 1e3 * (time.perf_counter() - start)
 
     def _learn_pace(self, ms: float, new_points: int) -> None:

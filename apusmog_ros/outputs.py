@@ -114,6 +114,7 @@ def facts(work: Work) -> dict[str, object]:
         "points without return": segments.no_return,
         "ring source": segments.ring_source,
         "range bias": "not known" if segments.bias is None else "left out",
+        "sensor at": " ".join(f"{metres:.2f}" for metres in segments.origin),
     }
     if mounting := getattr(work.pipeline, "mounting", None):  # none while the network loads
         told["mounting"] = "; ".join(filter(None, (mounting.text, mounting.warning)))

@@ -128,6 +128,15 @@ def test_a_whole_sensor_holds_nothing_out_and_gives_what_the_ratio_asks_for():
     assert len(dense.points) == round(2.5 * len(case.points))
 
 
+def test_scans_in_another_frame_are_refused_with_where_the_sensor_is(tmp_path):
+    simulate = pytest.importorskip("apusmog_core.simulate")
+    turn = simulate.scan(simulate.street(1), simulate.Sensor.named())
+    records = np.column_stack((turn.points + [1.3, 0, 1.9], turn.intensity))
+    records.astype(np.float32).tofile(tmp_path / "000000.bin")
+    with pytest.raises(ValueError, match=r"measured from about \(1\.\d .* 1\.\d\).*own frame"):
+        rings.found_cases(tmp_path)
+
+
 @real_shapes
 def test_midpoint_on_pugan_scores_as_published_within_two_percent():
     found = pugan.load_shapes(DATA / "pugan_test")

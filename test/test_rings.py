@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
 pytest.importorskip("open3d", reason="the simulator needs Open3D")
@@ -81,6 +82,37 @@ def test_the_lines_of_a_rosette_are_no_rings_and_a_tilted_sensor_keeps_its_own(s
     upside_down = Rotation.from_euler("xyz", (180, 25, 40), degrees=True)
     tilted = upside_down.apply(turn.points + [1, 0.5, 1.8])
     assert find_rings(tilted, turn.ring)[1] == "field"
+
+
+def test_elevations_that_fill_everything_are_no_rings(turn):
+    order = shuffled(turn)
+    assert find_rings(turn.points[order] + [0, 0, 1.8])[1] == "none"
+
+
+# --- the frame of the scans ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sensor", ["VLP-16", "HDL-64E"])
+def test_a_scan_in_the_frame_of_the_vehicle_is_as_good_as_in_the_sensor_s_own(scene, sensor):
+    device = Sensor.named(sensor).jittered(0)
+    seen = scan(scene, device, seed=0)
+    moved = seen.points + np.float32([1.3, 0, 1.9])
+    own, vehicle = (
+        ScanPipeline().process(points, ring=seen.ring) for points in (seen.points, moved)
+    )
+    assert not own.segments.origin.any()
+    assert vehicle.segments.origin == pytest.approx([1.3, 0, 1.9], abs=0.3)
+    found, instance = (int(dense.segments.instance.max()) for dense in (own, vehicle))
+    assert instance == pytest.approx(found, rel=0.1)
+    assert "ground" not in found_names(seen, vehicle.segments.instance)
+    measured = ~vehicle.generated
+    kept = vehicle.segments.points[vehicle.source[measured]]
+    np.testing.assert_array_equal(vehicle.points[measured], kept)
+    new, old = (
+        dense.points[dense.generated] - shift
+        for dense, shift in ((own, 0), (vehicle, np.float32([1.3, 0, 1.9])))
+    )
+    assert np.percentile(cKDTree(new).query(old)[0], 90) < 0.15
 
 
 # --- objects -------------------------------------------------------------------------------------

@@ -4,13 +4,16 @@
 from .cluster import find_instances, ranges, rows_by_label
 from .ground import Ground
 from .mounting import Mounting
+from .origin import HERE, about_sensor
 from .segmenter import Found, Segmenter, timed
 
 __all__ = [
+    "HERE",
     "Found",
     "Ground",
     "Mounting",
     "Segmenter",
+    "about_sensor",
     "find_instances",
     "ranges",
     "rows_by_label",

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..compute import machine_code
 from ..sensor.neighbours import fill
+from .origin import find_tip
 
 if TYPE_CHECKING:
     from ..data import Scan
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
 FEWEST_RINGS, MOST_RINGS = 4, 512
 FEWEST_A_RING = 8  # points; a ring that saw less does not count as one
 ELEVATION_BIN = np.radians(0.01)
+FILLED = 0.3  # of the bins between lowest and highest: more are no levels (rings fill .03)
 SPREAD = 0.35  # of the gap between neighbouring rings: a wider ring is none
 ORDER_POINTS = 20_000  # points that tell whether an order or levels of elevation hold rings
 FIELD_POINTS, FIELD_RINGS = 4000, 4  # ... and whether a field does
 JUMP = np.radians(1.0)  # from shot to shot of a ring, between usual shots: that is none
+ELSEWHERE = 0.8  # metres from the origin, where the sensor is not
 LEVEL_POINTS = 64  # points of a ring that tell its elevation
 
 
@@ -46,21 +49,32 @@ def find_rings(points: np.ndarray, ring: np.ndarray | None = None) -> tuple[np.n
     if ring is not None and _is_plausible(ring) and _turn_level(points, np.asarray(ring)):
         return np.asarray(ring).astype(np.int32, copy=False), "field"
     if len(points) >= FEWEST_RINGS * FEWEST_A_RING:
-        for source, find in (("order", rings_from_order), ("elevation", rings_from_elevation)):
+        ways = (
+            ("order", rings_from_order, _turn_level),
+            ("elevation", rings_from_elevation, _are_levels),
+        )
+        for source, find, are_rings in ways:
             found = find(points)
-            if found is not None and _is_plausible(found) and _are_levels(points, found):
+            if found is not None and _is_plausible(found) and are_rings(points, found):
                 return found.astype(np.int32, copy=False), source
     return None, "none"
 
 
 def require_rings(scan: Scan, where) -> tuple[np.ndarray, bool]:
     """Ring of each point of a scan that was read from `where`, and whether they were counted in it;
-    ValueError where it shows none."""
+    ValueError where it shows none, or none about its origin."""
     ring, source = find_rings(scan.points, scan.ring)
     if ring is None:
         raise ValueError(
             f"{where}: {scan.name} shows no rings; record a field `ring`, or give a folder of "
             "KITTI's files"
+        )
+    tip = None if source == "elevation" else find_tip(scan.points, ring)
+    if tip is not None and np.linalg.norm(tip) > ELSEWHERE:
+        place = " ".join(f"{metres:.1f}" for metres in tip)
+        raise ValueError(
+            f"{where}: {scan.name} was measured from about ({place}), not from its origin; "
+            "record scans in the sensor's own frame"
         )
     return ring, source != "field"
 
@@ -109,6 +123,8 @@ def rings_from_elevation(points: np.ndarray) -> np.ndarray | None:
     level = ((elevation - low) / ELEVATION_BIN).astype(np.int64)
     filled = np.bincount(level) > 0
     starts = np.flatnonzero(filled & ~np.r_[False, filled[:-1]])
+    if filled.mean() > FILLED:  # as of rosettes, or of a sensor that is not at the origin
+        return None
     if not FEWEST_RINGS <= len(starts) <= MOST_RINGS:
         return None
     return (np.searchsorted(starts, level, "right") - 1).astype(np.int32)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from .cluster import find_instances, ranges
 from .ground import Ground
 from .join import RingPoints, find_feet
 from .mounting import Mounting
+from .origin import HERE, OriginEstimate, about_sensor
 from .rings import describe_rings, find_rings
 
 
@@ -27,6 +29,7 @@ class Found:
     ring_source: str  # field, order, elevation or none
     height: np.ndarray | None  # (n,) float32 above the ground, nan where that is not known
     mounting: Mounting
+    origin: np.ndarray = field(default_factory=HERE.copy)  # (3,) where the sensor stands
     timings: dict[str, float] = field(default_factory=dict)  # stage -> milliseconds
 
 
@@ -39,10 +42,11 @@ class Segmenter:
     def __init__(self, config: PipelineConfig | None = None):
         self.config = config or PipelineConfig()
         self.ground = Ground(self.config.ground)
+        self.origin = OriginEstimate()
 
     def configured(self, config: PipelineConfig) -> Segmenter:
         """This with other settings; what was learned about the ground stays."""
-        other = Segmenter.__new__(Segmenter)
+        other = copy.copy(self)
         other.config = config
         same = config.ground == self.config.ground
         other.ground = self.ground if same else Ground(config.ground)
@@ -64,10 +68,12 @@ class Segmenter:
         """Ground and instances of returns (n, 3), and how they were found."""
         timings: dict[str, float] = {}
         with timed(timings, "filter"):
+            ring, ring_source = find_rings(points, ring)
+            origin = self.origin(points, None if ring_source == "elevation" else ring)
+            points = about_sensor(points, origin)
             distance, limits = ranges(points), self.config.range
             near = np.flatnonzero((distance >= limits.min) & (distance <= limits.max))
             close = points.take(near, axis=0)
-            ring, ring_source = find_rings(points, ring)
             rings = (
                 None if ring is None or len(near) == 0 else describe_rings(close, ring.take(near))
             )
@@ -88,7 +94,8 @@ class Segmenter:
             if terrain is not None:
                 above = np.full(len(points), np.nan, np.float32)
                 above[near] = terrain.height
-        return Found(ground, instance, ring, ring_source, above, self.mounting, timings)
+        where = (ring, ring_source, above, self.mounting, origin)
+        return Found(ground, instance, *where, timings)
 
 
 @contextmanager
