@@ -133,7 +133,7 @@ class ClusterConfig:
     )
     min_points: int = setting(
         16,
-        "fewest points of an object; far ones may have fewer where rings are known",
+        "fewest points of an object; far ones may have fewer",
         low=1,
         high=100_000,
     )

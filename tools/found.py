@@ -3,7 +3,9 @@
 
 python -m tools.found ROAD_MESHES            # streets that are not flat
 python -m tools.found ROAD_MESHES --far      # long streets, up to 200 m
-python -m tools.found ROAD_MESHES --far --sensors rosette-360 rosette-70    # no rings
+python -m tools.found ROAD_MESHES --far --sensors VLP-16 --shift 1.3 0 1.9    # as in base_link
+python -m tools.found ROAD_MESHES --far --sensors VLP-16+VLP-16 HDL-64E+VLP-16+VLP-16    # merged
+python -m tools.found ROAD_MESHES --far --sensors rosette-360 rosette-70      # no rings
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from scipy.spatial.transform import Rotation
 from tqdm import tqdm
 
 from apusmog_core import DenseScan, PipelineConfig, ScanPipeline, simulate
@@ -103,15 +106,36 @@ def count_objects(
 
 def turns(
     sensor: str, scene_of: Callable[[int], simulate.Scene], seed: int, streets: int
-) -> Iterator[tuple[simulate.Scene, simulate.Sensor, simulate.SimulatedScan]]:
+) -> Iterator[tuple[simulate.Scene, np.ndarray, simulate.SimulatedScan]]:
+    """Streets, where the frame of the scan has its origin (3,) in each, and the scan."""
     for number in range(streets):
         scene = scene_of(seed + number)
         if sensor in ROSETTES:
             device = simulate.Sensor.named()
-            yield scene, device, rosette_scan(scene, device, ROSETTES[sensor], number)
+            turn = rosette_scan(scene, device, ROSETTES[sensor], number)
+        elif "+" in sensor:
+            yield scene, np.zeros(3), merged_scan(scene, sensor.split("+"), number)
+            continue
         else:
             device = simulate.Sensor.named(sensor).jittered(number, metres=BIAS, lift=0.25)
-            yield scene, device, simulate.scan(scene, device, number)
+            turn = simulate.scan(scene, device, number)
+        yield scene, np.array((0, 0, device.height)), turn
+
+
+def merged_scan(scene: simulate.Scene, names: list[str], seed: int) -> simulate.SimulatedScan:
+    """Several sensors on a roof, in the frame of the vehicle: on its axis or left and right."""
+    scans = []
+    for number, name in enumerate(names):
+        side = 0.8 * (-1) ** number if number or len(names) == 2 else 0.0
+        place, yaw = np.float32((1.0, side, 1.8 if side else 2.0)), 0.3 * side
+        device = simulate.Sensor.named(name, height=float(place[2])).jittered(seed, metres=BIAS)
+        turn = simulate.scan(scene, device, seed + number, (*place[:2], yaw))
+        points = Rotation.from_euler("z", yaw).apply(turn.points).astype(np.float32) + place
+        scans.append(replace(turn, points=points))
+    columns = ("points", "intensity", "ring", "azimuth", "instance")
+    return simulate.SimulatedScan(
+        *(np.concatenate([getattr(turn, name) for turn in scans]) for name in columns), scene.names
+    )
 
 
 def rosette_360(time: np.ndarray, phase: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -171,17 +195,19 @@ def by_ground(args: argparse.Namespace) -> Iterator[list[str]]:
 def by_range(args: argparse.Namespace) -> Iterator[list[str]]:
     """Rows of the table: objects that are found, false ones, and how right new points are."""
     yield ["sensor", "metres", "found", "false", "new points", "within 10 cm", "mean confidence"]
-    pipeline = ScanPipeline(PipelineConfig(calibrate=False))
+    upsampler = ScanPipeline().upsampler
     for sensor in tqdm(args.sensors, unit="sensor", disable=None):
         counts, sure, right = np.zeros((len(RANGES), 3), int), {}, {}
         street = partial(simulate.street, meshes=args.meshes, length=LONG)
-        for scene, device, turn in turns(sensor, street, args.seed, args.streets):
+        pipeline = ScanPipeline(PipelineConfig(), upsampler)
+        for scene, frame, turn in turns(sensor, street, args.seed, args.streets):
+            turn = replace(turn, points=turn.points + np.float32(args.shift))
             dense = pipeline.process(turn.points, turn.intensity, ring=turn.ring)
             instance = np.zeros(len(turn.points), np.int64)
             instance[dense.segments.rows] = dense.segments.instance
             for n, reach in enumerate(RANGES):
                 counts[n] += count_objects(turn, instance, reach)
-                told, near = confidence_and_truth(scene, device, turn, dense, reach)
+                told, near = confidence_and_truth(scene, frame - args.shift, turn, dense, reach)
                 sure.setdefault(n, []).append(told)
                 right.setdefault(n, []).append(near)
         for n, (low, high) in enumerate(RANGES):
@@ -200,7 +226,7 @@ def by_range(args: argparse.Namespace) -> Iterator[list[str]]:
 
 def confidence_and_truth(
     scene: simulate.Scene,
-    device: simulate.Sensor,
+    frame: np.ndarray,
     turn: simulate.SimulatedScan,
     dense: DenseScan,
     reach: tuple[float, float],
@@ -216,7 +242,7 @@ def confidence_and_truth(
         if placed.name not in ("bush", "tree"):
             mine = new & (thing == number)
             sure.append(dense.confidence[mine])
-            error = distance_to(placed.world, (0, 0, device.height))(dense.points[mine])
+            error = distance_to(placed.world, frame)(dense.points[mine])
             right.append(error <= LATTICE.tolerance)
     return np.concatenate(sure), np.concatenate(right)
 
@@ -228,9 +254,13 @@ def main() -> None:
     parser.add_argument("meshes", type=Path, nargs="?", help="road meshes, beside the built-in")
     parser.add_argument("--far", action="store_true", help="by range, on long streets")
     parser.add_argument("--sensors", nargs="+", help="(three, of the kind asked for)")
+    parser.add_argument(
+        "--shift", type=float, nargs=3, default=(0, 0, 0), help="metres, of the sensor's frame"
+    )
     parser.add_argument("--streets", type=int, default=4, help="for each (%(default)s)")
     parser.add_argument("--seed", type=int, default=9900, help="of the first (%(default)s)")
     args = parser.parse_args()
+    args.shift = np.array(args.shift)
     args.sensors = args.sensors or SENSORS[args.far]
     for number, row in enumerate(by_range(args) if args.far else by_ground(args)):
         tqdm.write(f"| {' | '.join(row)} |")

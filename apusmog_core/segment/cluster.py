@@ -16,6 +16,8 @@ from .sets import find_root, number_sets
 STANDING_CELL = 0.5  # metres
 STANDING_HEIGHT = 0.25  # metres above the ground that something near a point must reach
 TOLERANCES = (1.0, 0.5)  # shares of the tolerance, one after the other for what is too large
+PLENTIFUL = 15.0  # metres within which an object must have the fewest points that are set
+FEWEST = 5  # ... and beyond which no object has fewer, where no rings tell what to expect
 MOST_CELLS = 1000  # to each side, for small tolerances in a wide scan
 BAND = 10.0  # metres of range that share one tolerance, where it grows with range
 SCATTER = 0x9E3779B97F4A7C15 - (1 << 64)  # odd and irregular: sends like keys to unlike places
@@ -67,7 +69,8 @@ def _pieces(
         low, high = _extents(part, component, len(count))
         large = _parts((high - low).T, count, config).max(axis=0) > 1
         if seen is None:
-            enough = (count >= config.min_points) & (high[:, 2] - low[:, 2] >= config.min_height)
+            enough = count >= _fewest(ranges((low + high) / 2), config)
+            enough &= high[:, 2] - low[:, 2] >= config.min_height
         else:
             enough = seen.look_like_objects(component, count, low, high, config)
         for number in np.flatnonzero(enough & ~large):
@@ -80,6 +83,12 @@ def _pieces(
             piece = waiting[order[start[number] : start[number + 1]]]
             for within in _split(np.ascontiguousarray(points[piece].T), config):
                 yield piece[within]
+
+
+def _fewest(reach: np.ndarray, config: ClusterConfig) -> np.ndarray:
+    """Points (k,) that objects must have at these ranges: far ones get fewer rays."""
+    rays = (PLENTIFUL / np.maximum(reach, PLENTIFUL)) ** 2
+    return np.maximum(config.min_points * rays, min(FEWEST, config.min_points))
 
 
 @machine_code
