@@ -16,8 +16,8 @@ from .sets import find_root, number_sets
 STANDING_CELL = 0.5  # metres
 STANDING_HEIGHT = 0.25  # metres above the ground that something near a point must reach
 TOLERANCES = (1.0, 0.5)  # shares of the tolerance, one after the other for what is too large
-PLENTIFUL = 15.0  # metres within which an object must have the fewest points that are set
-FEWEST = 5  # ... and beyond which no object has fewer, where no rings tell what to expect
+PLENTIFUL = 8.0  # metres within which an object must have the fewest points that are set
+FEWEST = 4  # ... and beyond which no object has fewer, where no rings tell what to expect
 MOST_CELLS = 1000  # to each side, for small tolerances in a wide scan
 BAND = 10.0  # metres of range that share one tolerance, where it grows with range
 SCATTER = 0x9E3779B97F4A7C15 - (1 << 64)  # odd and irregular: sends like keys to unlike places
