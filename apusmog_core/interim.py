@@ -45,6 +45,10 @@ class InterimPipeline:
             other._mounting = MountingEstimate(config.ground)
         return other
 
+    def restarted(self) -> InterimPipeline:
+        """This for another stream of scans."""
+        return InterimPipeline(self.config)
+
     @property
     def mounting(self) -> Mounting:
         """Height, roll and pitch of the sensor, as set or as learned so far."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class Segments:
     height: np.ndarray | None = None  # (n,) float32 above the ground, nan where not known
     bias: np.ndarray | None = None  # (n,) metres by which ranges are too long; None: not known
     origin: np.ndarray = field(
-        default_factory=HERE.copy
+        default_factory=lambda: HERE
     )  # (3,) where the sensor stands among the points
     not_finite: int = 0  # rows of the input that were left out
     no_return: int = 0  # rows at exactly (0, 0, 0), which say that nothing came back
@@ -51,7 +52,7 @@ class Segments:
         """(n,) bool: none of these points is."""
         return np.zeros(len(self.points), bool)
 
-    @property
+    @cached_property
     def seen(self) -> np.ndarray:
         """(n, 3) the points about the sensor."""
         return about_sensor(self.points, self.origin)
@@ -93,7 +94,7 @@ class ScanPipeline:
         self.config = config
         self.upsampler = upsampler or _load(config)
         self.segmenter = Segmenter(config)
-        self.calibration = Calibration()
+        self.calibration, self._seen_from = Calibration(), HERE
         self.overhead_ms = 0.0  # of any call of the network
         self.ms_per_point: float | None = None  # of the network, for each new point; learned
 
@@ -107,15 +108,20 @@ class ScanPipeline:
             other.upsampler.seed = config.seed
         return other
 
+    def restarted(self) -> ScanPipeline:
+        """This pipeline for another stream of scans: the network stays, what was learned goes."""
+        other = copy.copy(self)
+        other.segmenter, other.calibration = Segmenter(self.config), Calibration()
+        other._seen_from = HERE
+        return other
+
     def warm_up(self) -> None:
         """Make small walls dense, so that the first scan does not wait for the compiler."""
         azimuth, elevation = np.meshgrid(
             np.radians(np.arange(0, 8, 0.2)), np.arange(-0.1, 0.1, 0.01)
         )
         blur = np.random.default_rng(0).uniform(-0.005, 0.005, elevation.shape)
-        other = copy.copy(self)
-        # nothing is to be learned from a wall
-        other.segmenter, other.calibration = Segmenter(self.config), Calibration()
+        other = self.restarted()  # nothing is to be learned from a wall
         for rise in (elevation, elevation + blur):  # with rings, and without
             ray = (np.cos(azimuth), np.sin(azimuth), np.tan(rise))
             wall = 10 * np.stack(ray, axis=-1).reshape(-1, 3).astype(np.float32)
@@ -140,7 +146,7 @@ class ScanPipeline:
         ratio: float | None = None,
         ring: np.ndarray | None = None,
     ) -> DenseScan:
-        """One scan (n, 3), in the sensor's frame, to its dense objects."""
+        """One scan (n, 3), in the frame of the sensor or the vehicle, to its dense objects."""
         return self.densify(self.segment(points, intensity, ring), ratio)
 
     def segment(
@@ -159,6 +165,8 @@ class ScanPipeline:
         if self.config.calibrate and found.ring is not None:
             with timed(timings, "calibrate"):
                 counted = found.ring_source != "field"
+                if found.origin is not self._seen_from:
+                    self.calibration, self._seen_from = Calibration(), found.origin
                 seen = about_sensor(scan["points"], found.origin)
                 bias = self.calibration.update(seen, found.ring, counted)
         return Segments(
@@ -236,7 +244,7 @@ class ScanPipeline:
         """Ratio of each instance: constant, or up to a density, so that far objects gain most."""
         if self.config.density == 0.0:
             return np.full(len(sizes), ratio)
-        area = np.array([visible_area(segments.points[mine]) for mine in rows])
+        area = np.array([visible_area(segments.seen[mine]) for mine in rows])
         return np.clip(self.config.density * area / np.maximum(sizes, 1), min(1.0, ratio), ratio)
 
     def _new(self, counts: np.ndarray, sizes: np.ndarray) -> np.ndarray:

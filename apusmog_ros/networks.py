@@ -62,6 +62,11 @@ class Networks:
                 self._loading = wished
                 self._start(config)
 
+    def restart(self) -> None:
+        """Forget what was learned of the scans before: others follow."""
+        with self._lock:
+            self._pipeline = self._pipeline.restarted()
+
     def _start(self, config: NodeConfig) -> None:
         threading.Thread(target=self._load_in_turn, args=(config,), daemon=True).start()
 

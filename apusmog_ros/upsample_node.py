@@ -126,6 +126,8 @@ class UpsampleNode(Node):
     def _receive(self, msg: PointCloud2) -> None:
         self._statistics.count("received")
         if msg.header.frame_id != self._frame_id:
+            if self._frame_id:
+                self._networks.restart()  # place, mounting and lasers of the sensor are others
             self._frame_id = msg.header.frame_id
             text = f"scans are in frame '{self._frame_id}'"
             # at most now and then: two drivers on one topic change it with every scan

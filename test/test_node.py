@@ -213,6 +213,22 @@ def test_diagnostics_tell_rates_stages_and_what_is_wrong(ros):
     assert "more than 1 s" in wait_until(silent, "a warning")[0]
 
 
+def test_scans_in_another_frame_are_seen_from_where_the_sensor_stands_in_it(ros):
+    under_test = Harness(ros)
+    status, heard = ros.listen(DiagnosticArray, "/diagnostics"), under_test.listen("objects")
+    frames = (("lidar", (0, 0, 0)), ("base_link", (1.3, 0, 1.9)), ("lidar", (0, 0, 0)))
+    for turn, (frame, moved) in enumerate(frames):
+        for number in range(2):
+            msg = scan(sample_street() + np.float32(moved), 10 * turn + number)
+            msg.header.frame_id = frame
+            assert len(cloud.records(under_test.ask(heard, msg)))
+        wait_until(lambda f=frame: status and status[-1].status[0].hardware_id == f, "diagnostics")
+        status.clear()  # the next report is of this frame's last scan
+        wait_until(lambda: status, "diagnostics")
+        told = [float(metres) for metres in report(status)["sensor at"].split()]
+        assert told == pytest.approx(moved, abs=0.35), frame
+
+
 def test_a_node_without_subscribers_is_idle_and_receives_nothing_until_one_comes(ros, monkeypatch):
     monkeypatch.setattr(subscription, "IDLE", 0.5)
     monkeypatch.setattr(subscription, "OVERLAP", 0.1)

@@ -84,6 +84,14 @@ def test_the_lines_of_a_rosette_are_no_rings_and_a_tilted_sensor_keeps_its_own(s
     assert find_rings(tilted, turn.ring)[1] == "field"
 
 
+def test_the_order_of_points_that_were_sorted_otherwise_holds_no_rings(turn):
+    _, one_each = np.unique((turn.points / 0.5).astype(int), axis=0, return_index=True)
+    ring, told = find_rings(turn.points[one_each])  # as a voxel filter leaves them
+    assert told == "elevation" and len(np.unique(ring)) >= 14
+    find = Segmenter().find(turn.points[one_each])
+    assert not find.origin.any()
+
+
 def test_elevations_that_fill_everything_are_no_rings(turn):
     order = shuffled(turn)
     assert find_rings(turn.points[order] + [0, 0, 1.8])[1] == "none"
@@ -113,6 +121,18 @@ def test_a_scan_in_the_frame_of_the_vehicle_is_as_good_as_in_the_sensor_s_own(sc
         for dense, shift in ((own, 0), (vehicle, np.float32([1.3, 0, 1.9])))
     )
     assert np.percentile(cKDTree(new).query(old)[0], 90) < 0.15
+
+
+def test_where_flat_ground_tells_nothing_the_first_walls_tell_where_the_sensor_stands(scene):
+    device, find = Sensor.named("VLP-16").jittered(0), Segmenter()
+    car_park, told = Scene([]), []
+    for number in range(14):
+        seen = scan(scene if number > 5 else car_park, device, seed=number)
+        told.append(find.find(seen.points + np.float32([1.3, 0, 1.2]), seen.ring))
+    assert not told[5].origin.any()
+    assert told[-1].origin == pytest.approx([1.3, 0, 1.2], abs=0.35)
+    height = told[-1].mounting.height + 1.2 - told[-1].origin[2]
+    assert height == pytest.approx(device.height, abs=0.1)  # of flat ground it was another
 
 
 # --- objects -------------------------------------------------------------------------------------

@@ -13,13 +13,17 @@ import threading
 import numpy as np
 
 HERE = np.zeros(3, np.float32)  # where it stands in its own frame
+HERE.setflags(write=False)
 POINTS = 8000  # of a scan
-SCANS, TRIES = 10, 50  # scans whose median is the origin (the first one counts already), at most
-LEAST = 0.4  # metres: in the sensor's own frame, too, lasers leave from up to .25 m off its centre
+SCANS, TRIES, AGAIN = 10, 50, 50  # scans whose median it is, tried at first, and then every so many
+MOVED = 0.2  # metres by which the median must differ from the place before
+LEAST, MOST = 0.5, 10.0  # metres: lasers leave from up to .25 m off the centre; no car is larger
 NEAR = 3.0  # metres within which points do not count for more
 OUTLIER = 3.0  # times the median error
 ROUNDS = 3
 VARIED = 2e-4  # variance of range along rings, below which they tell nothing: all is flat
+SHARPER = 0.5  # how wide rings may be about the tip, as share of what they are about the origin
+FEWEST_A_RING = 8  # points that tell how wide it is
 
 
 class OriginEstimate:
@@ -32,17 +36,25 @@ class OriginEstimate:
         self._lock = threading.Lock()
 
     def __call__(self, points: np.ndarray, ring: np.ndarray | None) -> np.ndarray:
-        """The place (3,) in metres, given one more scan (n, 3) and the ring (n,) of each point."""
+        """The place (3,) in metres, given one more scan (n, 3) and the ring (n,) of each point.
+
+        It is the same array until the place is another.
+        """
         with self._lock:
-            if len(self._found) < SCANS and self._scans < TRIES and ring is not None:
+            if ring is not None and len(self._found) < SCANS:
                 self._scans += 1
-                tip = find_tip(points, ring)
-                if tip is not None:
-                    self._found.append(tip)
-                    place = np.median(self._found, axis=0)
-                    far = np.linalg.norm(place) >= LEAST
-                    self.origin = place.round(2).astype(np.float32) if far else HERE
+                if self._scans <= TRIES or self._scans % AGAIN == 0:
+                    self._learn(find_tip(points, ring))
             return self.origin
+
+    def _learn(self, tip: np.ndarray | None) -> None:
+        if tip is not None:
+            self._found.append(tip)
+            place = np.median(self._found, axis=0).round(2).astype(np.float32)
+            place = place if np.linalg.norm(place) >= LEAST else HERE
+            if np.linalg.norm(place - self.origin) > MOVED:
+                place.setflags(write=False)
+                self.origin = place
 
 
 def about_sensor(points: np.ndarray, origin: np.ndarray) -> np.ndarray:
@@ -51,7 +63,8 @@ def about_sensor(points: np.ndarray, origin: np.ndarray) -> np.ndarray:
 
 
 def find_tip(points: np.ndarray, ring: np.ndarray) -> np.ndarray | None:
-    """The common tip (3,) of the cones that rings lie on, or None where they do not tell.
+    """The common tip (3,) of the cones that rings lie on, HERE where that is as good, or None where
+    they do not tell.
 
     Seen from a tip at (x0, y0, z0), a point of ring k, at distance rho from the axis, has about
 
@@ -59,26 +72,42 @@ def find_tip(points: np.ndarray, ring: np.ndarray) -> np.ndarray | None:
 
     where a and b are a slight tilt. Least squares give all but the t_k, which are projected out.
     """
-    every = max(1, len(points) // POINTS)
+    every = max(1, len(points) // POINTS) | 1  # odd, or of 32 rings stored in turn one is left
     some, number = points[::every].astype(np.float64), ring[::every]
     number = np.unique(number, return_inverse=True)[1]
     x, y, z = some.T
     rho = np.maximum(np.hypot(x, y), 1e-6)
     square = np.bincount(number, rho**2)
-    used, tip = np.ones(len(z), bool), np.zeros(3)
-    for turn in range(ROUNDS):
-        slope = (np.bincount(number, rho * (z - tip[2])) / square)[number]
-        columns = np.stack((-slope * x / rho, -slope * y / rho, np.ones(len(z)), x, y, z), axis=1)
-        for c in columns.T:
-            c -= rho * (np.bincount(number, rho * c) / square)[number]
-        columns /= np.maximum(rho, NEAR)[:, None]
-        first = 2 if turn == 0 else 0  # x0 and y0 need slopes that know z0
-        cone, right = columns[:, first:5], columns[:, 5]
-        if len(z) == 0 or np.mean(columns[:, 2] ** 2) < VARIED:
-            return None
+
+    def beside_cone(c: np.ndarray) -> np.ndarray:
+        """What of a column (n,) the slopes of the rings do not explain, as angles."""
+        return (c - rho * (np.bincount(number, rho * c) / square)[number]) / np.maximum(rho, NEAR)
+
+    fixed = np.stack([beside_cone(c) for c in (np.ones(len(z)), x, y)], axis=1)
+    right = beside_cone(z)
+    if not np.mean(fixed[:, 0] ** 2) >= VARIED:  # nor where a number is not finite
+        return None
+    used, columns = np.ones(len(z), bool), fixed
+    for _ in range(ROUNDS):
         for _ in range(ROUNDS):
-            solution = np.linalg.lstsq(cone[used], right[used], rcond=None)[0]
-            error = np.abs(right - cone @ solution)
+            solution = np.linalg.lstsq(columns[used], right[used], rcond=None)[0]
+            error = np.abs(right - columns @ solution)
             used = error <= OUTLIER * np.median(error) + 1e-9
-        tip[first:] = solution[: 3 - first]
-    return tip
+        # x0 and y0 need slopes that know z0
+        slope = (np.bincount(number, rho * (z - solution[0])) / square)[number]
+        columns = np.column_stack((fixed, *(beside_cone(-slope * c / rho) for c in (x, y))))
+    tip = np.append(solution[3:], solution[0])
+    if not LEAST <= np.linalg.norm(tip) <= MOST:
+        return np.zeros(3)
+    tilt = some[:, :2] @ solution[1:3]
+    widths = [ring_width(some - (0, 0, 1) * tilt[:, None] - place, number) for place in (tip, HERE)]
+    return tip if widths[0] < SHARPER * widths[1] else np.zeros(3)
+
+
+def ring_width(points: np.ndarray, ring: np.ndarray) -> float:
+    """Median over the rings of how far elevations are from their ring's median; 0 without any."""
+    elevation = np.arctan2(points[:, 2], np.hypot(points[:, 0], points[:, 1]))
+    order = np.argsort(ring, kind="stable")
+    parts = np.split(elevation[order], np.cumsum(np.bincount(ring))[:-1])
+    large = [part for part in parts if len(part) >= FEWEST_A_RING]
+    return float(np.median([np.median(np.abs(part - np.median(part))) for part in large] or [0.0]))

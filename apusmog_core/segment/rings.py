@@ -49,14 +49,14 @@ def find_rings(points: np.ndarray, ring: np.ndarray | None = None) -> tuple[np.n
     if ring is not None and _is_plausible(ring) and _turn_level(points, np.asarray(ring)):
         return np.asarray(ring).astype(np.int32, copy=False), "field"
     if len(points) >= FEWEST_RINGS * FEWEST_A_RING:
-        ways = (
-            ("order", rings_from_order, _turn_level),
-            ("elevation", rings_from_elevation, _are_levels),
-        )
-        for source, find, are_rings in ways:
+        for source, find in (("order", rings_from_order), ("elevation", rings_from_elevation)):
             found = find(points)
-            if found is not None and _is_plausible(found) and are_rings(points, found):
+            if found is not None and _is_plausible(found) and _are_levels(points, found):
                 return found.astype(np.int32, copy=False), source
+        found = rings_from_order(points)  # levels, perhaps, but about a sensor elsewhere
+        tip = None if found is None or not _is_plausible(found) else find_tip(points, found)
+        if tip is not None and tip.any() and _are_levels(points - tip, found):
+            return found.astype(np.int32, copy=False), "order"
     return None, "none"
 
 
@@ -136,23 +136,23 @@ def _elevation(points: np.ndarray) -> np.ndarray:
 
 def _is_plausible(ring: np.ndarray) -> bool:
     """Whether there are several ring numbers; some drivers fill the field with zeros."""
-    sample = np.asarray(ring)[:: max(1, len(ring) // FIELD_POINTS)]
+    sample = np.asarray(ring)[:: max(1, len(ring) // FIELD_POINTS) | 1]
     return len(sample) > 0 and 2 <= len(np.unique(sample)) <= MOST_RINGS
 
 
 def _turn_level(points: np.ndarray, ring: np.ndarray) -> bool:
     """Whether lasers go around, however their frame is tilted: neighbours look equally high.
 
-    The lines of a sensor that scans a rosette do not; nor do rows that are anything else.
+    The lines of a sensor that draws rosettes do not; nor do rows that are anything else.
     """
-    numbers = np.unique(ring[:: max(1, len(ring) // FIELD_POINTS)])
+    numbers = np.unique(ring[:: max(1, len(ring) // FIELD_POINTS) | 1])
     jumps = []
     for number in numbers[:: -(-len(numbers) // FIELD_RINGS)]:
         mine = points[ring == number]
         order = np.argsort(np.arctan2(mine[:, 1], mine[:, 0]), kind="stable")
         jumps.append(np.abs(np.diff(_elevation(mine)[order])))
     jumps = np.concatenate(jumps)
-    return len(jumps) == 0 or bool(np.median(jumps) < JUMP)
+    return len(jumps) == 0 or bool(np.nanmedian(jumps) < JUMP)
 
 
 def _is_wild(ring: np.ndarray) -> bool:

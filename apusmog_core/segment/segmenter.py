@@ -29,7 +29,7 @@ class Found:
     ring_source: str  # field, order, elevation or none
     height: np.ndarray | None  # (n,) float32 above the ground, nan where that is not known
     mounting: Mounting
-    origin: np.ndarray = field(default_factory=HERE.copy)  # (3,) where the sensor stands
+    origin: np.ndarray = field(default_factory=lambda: HERE)  # (3,) where the sensor stands
     timings: dict[str, float] = field(default_factory=dict)  # stage -> milliseconds
 
 
@@ -43,9 +43,10 @@ class Segmenter:
         self.config = config or PipelineConfig()
         self.ground = Ground(self.config.ground)
         self.origin = OriginEstimate()
+        self._seen_from = self.origin.origin
 
     def configured(self, config: PipelineConfig) -> Segmenter:
-        """This with other settings; what was learned about the ground stays."""
+        """This with other settings; what was learned about the ground and the origin stays."""
         other = copy.copy(self)
         other.config = config
         same = config.ground == self.config.ground
@@ -70,6 +71,8 @@ class Segmenter:
         with timed(timings, "filter"):
             ring, ring_source = find_rings(points, ring)
             origin = self.origin(points, None if ring_source == "elevation" else ring)
+            if origin is not self._seen_from:  # what was learned was about another place
+                self._seen_from, self.ground = origin, Ground(self.config.ground)
             points = about_sensor(points, origin)
             distance, limits = ranges(points), self.config.range
             near = np.flatnonzero((distance >= limits.min) & (distance <= limits.max))
