@@ -115,6 +115,12 @@ class ScanPipeline:
         other._seen_from = HERE
         return other
 
+    def with_upsampler(self, upsampler) -> ScanPipeline:
+        """This pipeline with another network; what was learned of the scans stays."""
+        other = copy.copy(self)
+        other.upsampler, other.overhead_ms, other.ms_per_point = upsampler, 0.0, None
+        return other
+
     def warm_up(self) -> None:
         """Make small walls dense, so that the first scan does not wait for the compiler."""
         azimuth, elevation = np.meshgrid(

@@ -73,7 +73,7 @@ class Statistics:
         level, message = DiagnosticStatus.OK, "idle: nobody subscribes to an output"
         if state != "idle":
             age = float(np.median(times["age"])) if "age" in times else np.nan
-            level, message = _judge(limits, recent, age, silence, state)
+            level, message = _judge(limits, recent, age, silence, state, values.get("warning", ""))
         percentiles = {
             f"{stage} p{q} [ms]": f"{np.percentile(numbers, q):.1f}"
             for stage, numbers in times.items()
@@ -106,10 +106,15 @@ def _numbers(history: deque) -> list[float]:
 
 
 def _judge(
-    limits: DiagnosticsConfig, recent: Counter, age: float, silence: float, state: str
+    limits: DiagnosticsConfig,
+    recent: Counter,
+    age: float,
+    silence: float,
+    state: str,
+    of_scan: str,
 ) -> tuple[bytes, str]:
     """The level and the reasons for it, each with the value measured and its threshold."""
-    errors, warnings = [], []
+    errors, warnings = [], [of_scan] if of_scan else []
     if recent["failed"]:
         errors.append(f"{recent['failed']} scans failed (more than 0), see the log")
     if abs(age) > FOREIGN * 1e3:

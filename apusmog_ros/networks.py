@@ -96,6 +96,8 @@ class Networks:
             with self._lock:
                 if self._loading != wished:
                     return
+                if isinstance(self._pipeline, ScanPipeline):
+                    pipeline = self._pipeline.with_upsampler(pipeline.upsampler)
                 self._use(pipeline, self._config, wished)
                 self._loading, self.state = None, "ready"
         except Exception as error:

@@ -117,13 +117,29 @@ def facts(work: Work) -> dict[str, object]:
         "sensor at": " ".join(f"{metres:.2f}" for metres in segments.origin),
     }
     if mounting := getattr(work.pipeline, "mounting", None):  # none while the network loads
-        told["mounting"] = "; ".join(filter(None, (mounting.text, mounting.warning)))
+        told["mounting"] = mounting.text
+        told["warning"] = mounting.warning or _out_of_range(
+            segments, work.pipeline.config.range.max
+        )
     if dense:
         told["points out"] = len(dense.points)
         told["ratio"] = f"{dense.effective_ratio:.2f}"
         told["ratio wanted"] = f"{dense.ratio:g}"
         told["budget"] = dense.limited or "not bound"
     return told
+
+
+def _out_of_range(segments: Segments, farthest: float) -> str:
+    """A warning where all points are too far away, as in the frame of a map."""
+    if not len(segments.points) or segments.instance.any():
+        return ""
+    nearest = np.linalg.norm(segments.seen, axis=1).min()
+    if nearest <= farthest:
+        return ""
+    return (
+        f"the nearest point is {nearest:.0f} m away (more than range.max, {farthest:g} m): give "
+        "scans in the frame of the sensor or the vehicle"
+    )
 
 
 # --- boxes ---------------------------------------------------------------------------------------

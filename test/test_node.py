@@ -229,6 +229,16 @@ def test_scans_in_another_frame_are_seen_from_where_the_sensor_stands_in_it(ros)
         assert told == pytest.approx(moved, abs=0.35), frame
 
 
+def test_scans_that_are_far_from_their_origin_raise_the_level_and_say_why(ros):
+    under_test = Harness(ros)
+    status, heard = ros.listen(DiagnosticArray, "/diagnostics"), under_test.listen("dense")
+    under_test.ask(heard, scan(street(2) + np.float32([12_000, -9_000, 20])))
+    wait_until(lambda: status and "in the frame of" in status[-1].status[0].message, "a warning")
+    assert status[-1].status[0].level == DiagnosticStatus.WARN
+    under_test.ask(heard, scan(street(2), 1))
+    wait_until(lambda: "in the frame of" not in status[-1].status[0].message, "all well again")
+
+
 def test_a_node_without_subscribers_is_idle_and_receives_nothing_until_one_comes(ros, monkeypatch):
     monkeypatch.setattr(subscription, "IDLE", 0.5)
     monkeypatch.setattr(subscription, "OVERLAP", 0.1)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.spatial.transform import Rotation
@@ -22,6 +22,10 @@ LOWEST, HIGHEST = 0.15, 8.0  # metres that the sensor may be above the ground
 INVERTED = 2.0  # how much better a ground above the sensor must fit: it may be a ceiling
 SUPPORT = 0.2  # of all cells, less those below the plane: walls and desks fall short
 FEWEST = 3  # cells on the plane, all of them close by
+NO_GROUND = (
+    f"no ground in {TRIES} scans: give scans in the frame of the sensor or the vehicle, or set "
+    "ground.sensor_height, or ground.method none"
+)
 CONTRADICTION = 0.25  # metres, and as share of the height: more is worth a warning
 
 
@@ -79,6 +83,8 @@ class MountingEstimate:
                 if plane is not None:
                     self._planes.append(plane)
                     self.mounting = self._combined()
+                elif self._scans == TRIES and not self._planes:
+                    self.mounting = replace(self.mounting, warning=NO_GROUND)
             return self.mounting
 
     def _combined(self) -> Mounting:

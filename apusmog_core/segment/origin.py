@@ -14,7 +14,7 @@ import numpy as np
 
 HERE = np.zeros(3, np.float32)  # where it stands in its own frame
 HERE.setflags(write=False)
-POINTS = 8000  # of a scan
+FEWEST, POINTS = 300, 8000  # of a scan
 SCANS, TRIES, AGAIN = 10, 50, 50  # scans whose median it is, tried at first, and then every so many
 MOVED = 0.2  # metres by which the median must differ from the place before
 LEAST, MOST = 0.5, 10.0  # metres: lasers leave from up to .25 m off the centre; no car is larger
@@ -74,6 +74,8 @@ def find_tip(points: np.ndarray, ring: np.ndarray) -> np.ndarray | None:
     """
     every = max(1, len(points) // POINTS) | 1  # odd, or of 32 rings stored in turn one is left
     some, number = points[::every].astype(np.float64), ring[::every]
+    if len(some) < FEWEST:
+        return None
     number = np.unique(number, return_inverse=True)[1]
     x, y, z = some.T
     rho = np.maximum(np.hypot(x, y), 1e-6)
