@@ -49,10 +49,10 @@ class Dense:
         """Some of the points, or all in another order."""
         return Dense(*(getattr(self, field.name).take(rows, axis=0) for field in fields(self)))
 
-    def moved(self, offset: np.ndarray, measured: np.ndarray) -> Dense:
-        """New points moved by an offset (3,), and the `measured` ones (n, 3) bit by bit."""
-        new, kept = self.points + offset, measured.take(self.source, axis=0)
-        return replace(self, points=np.where(self.generated[:, None], new, kept))
+    def moved(self, points: np.ndarray, measured: np.ndarray) -> Dense:
+        """New points at other places (m, 3), and the `measured` ones (n, 3) bit by bit."""
+        kept = measured.take(self.source, axis=0)
+        return replace(self, points=np.where(self.generated[:, None], points, kept))
 
     def by_object(self, instance: np.ndarray) -> Dense:
         """One object after the other, by the instances (n,) of the input's points."""

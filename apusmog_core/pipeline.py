@@ -12,12 +12,13 @@ import numpy as np
 
 from .config import PipelineConfig
 from .dense import Dense, check_ratio
-from .segment import HERE, Mounting, Segmenter, about_sensor, rows_by_label, timed
+from .segment import HERE, Mounting, Segmenter, about_sensor, from_sensor, rows_by_label, timed
 from .sensor.calibrate import Calibration
 from .sensor.neighbours import find_returns
 from .sensor.view import ObjectScan
 
 SMALLEST_SIDE = 0.1  # metres; a pole seen as one line of points still has an area
+SENSOR = (0.0, 0.0, 0.0)  # seen from there, a cloud is in the sensor's frame
 ENOUGH_TO_LEARN = 200  # new points, or the overhead of the call hides their cost
 FORGET = 0.2  # weight of the newest scan in the estimate of time a point
 # what to change where no object was found
@@ -40,9 +41,7 @@ class Segments:
     ring_source: str = "none"  # what told the rings: field, order, elevation or none
     height: np.ndarray | None = None  # (n,) float32 above the ground, nan where not known
     bias: np.ndarray | None = None  # (n,) metres by which ranges are too long; None: not known
-    origin: np.ndarray = field(
-        default_factory=lambda: HERE
-    )  # (3,) where the sensor stands among the points
+    place: np.ndarray = field(default_factory=lambda: HERE)  # (5,) of the sensor, segment/place.py
     not_finite: int = 0  # rows of the input that were left out
     no_return: int = 0  # rows at exactly (0, 0, 0), which say that nothing came back
     timings: dict[str, float] = field(default_factory=dict)  # stage -> milliseconds
@@ -55,7 +54,7 @@ class Segments:
     @cached_property
     def seen(self) -> np.ndarray:
         """(n, 3) the points about the sensor."""
-        return about_sensor(self.points, self.origin)
+        return about_sensor(self.points, self.place)
 
     def instances(self) -> list[np.ndarray]:
         """Indices of each instance's points, by its number."""
@@ -133,7 +132,7 @@ class ScanPipeline:
             wall = 10 * np.stack(ray, axis=-1).reshape(-1, 3).astype(np.float32)
             other.process(wall, np.ones(len(wall), np.float32), ratio=4.0)
         # a cloud alone, as `upsample` and the time budget have it
-        self.upsampler.upsample(wall, 2.0, True, HERE)
+        self.upsampler.upsample(wall, 2.0, True, SENSOR)
 
     @property
     def mounting(self) -> Mounting:
@@ -171,9 +170,9 @@ class ScanPipeline:
         if self.config.calibrate and found.ring is not None:
             with timed(timings, "calibrate"):
                 counted = found.ring_source != "field"
-                if found.origin is not self._seen_from:
-                    self.calibration, self._seen_from = Calibration(), found.origin
-                seen = about_sensor(scan["points"], found.origin)
+                if found.place is not self._seen_from:
+                    self.calibration, self._seen_from = Calibration(), found.place
+                seen = about_sensor(scan["points"], found.place)
                 bias = self.calibration.update(seen, found.ring, counted)
         return Segments(
             ground=found.ground,
@@ -182,7 +181,7 @@ class ScanPipeline:
             ring_source=found.ring_source,
             height=found.height,
             bias=bias,
-            origin=found.origin,
+            place=found.place,
             timings=timings,
             **scan,
         )
@@ -236,8 +235,8 @@ class ScanPipeline:
             scan = scan.only(chosen + 1)
         options = (self.config.keep_measured, self.config.spread)
         dense = self.upsampler.upsample_scan(scan, counts[chosen], *options)
-        if segments.origin.any():
-            dense = dense.moved(segments.origin, segments.points)
+        if segments.place.any():
+            dense = dense.moved(from_sensor(dense.points, segments.place), segments.points)
         if len(chosen) == len(rows):
             return dense
         rest = np.concatenate([mine for mine, here in zip(rows, served, strict=True) if not here])
@@ -301,7 +300,7 @@ class ScanPipeline:
 
     def _milliseconds(self, cloud: np.ndarray, ratio: int) -> float:
         start = time.perf_counter()
-        self.upsampler.upsample(cloud, ratio, True, HERE)
+        self.upsampler.upsample(cloud, ratio, True, SENSOR)
         return 1e3 * (time.perf_counter() - start)
 
     def _learn_pace(self, ms: float, new_points: int) -> None:

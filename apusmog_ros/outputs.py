@@ -114,7 +114,8 @@ def facts(work: Work) -> dict[str, object]:
         "points without return": segments.no_return,
         "ring source": segments.ring_source,
         "range bias": "not known" if segments.bias is None else "left out",
-        "sensor at": " ".join(f"{metres:.2f}" for metres in segments.origin),
+        "sensor at": " ".join(f"{metres:.2f}" for metres in segments.place[:3]),
+        "sensor tilt [deg]": f"{np.degrees(np.arcsin(np.linalg.norm(segments.place[3:]))):.1f}",
     }
     if mounting := getattr(work.pipeline, "mounting", None):  # none while the network loads
         told["mounting"] = mounting.text

@@ -226,7 +226,7 @@ def test_scans_in_another_frame_are_seen_from_where_the_sensor_stands_in_it(ros)
         status.clear()  # the next report is of this frame's last scan
         wait_until(lambda: status, "diagnostics")
         told = [float(metres) for metres in report(status)["sensor at"].split()]
-        assert told == pytest.approx(moved, abs=0.35), frame
+        assert told == pytest.approx(moved, abs=0.1), frame
 
 
 def test_scans_that_are_far_from_their_origin_raise_the_level_and_say_why(ros):

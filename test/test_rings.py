@@ -89,7 +89,7 @@ def test_the_order_of_points_that_were_sorted_otherwise_holds_no_rings(turn):
     ring, told = find_rings(turn.points[one_each])  # as a voxel filter leaves them
     assert told == "elevation" and len(np.unique(ring)) >= 14
     find = Segmenter().find(turn.points[one_each])
-    assert not find.origin.any()
+    assert not find.place.any()
 
 
 def test_elevations_that_fill_everything_are_no_rings(turn):
@@ -100,27 +100,26 @@ def test_elevations_that_fill_everything_are_no_rings(turn):
 # --- the frame of the scans ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sensor", ["VLP-16", "HDL-64E"])
-def test_a_scan_in_the_frame_of_the_vehicle_is_as_good_as_in_the_sensor_s_own(scene, sensor):
-    device = Sensor.named(sensor).jittered(0)
-    seen = scan(scene, device, seed=0)
-    moved = seen.points + np.float32([1.3, 0, 1.9])
+@pytest.mark.parametrize("sensor, pitch", [("VLP-16", 0), ("HDL-64E", 0), ("VLP-16", 12)])
+def test_a_scan_in_the_frame_of_the_vehicle_is_as_good_as_in_the_sensor_s_own(scene, sensor, pitch):
+    seen = scan(scene, Sensor.named(sensor).jittered(0), seed=0)
+    place, turn = np.float32([1.3, 0, 1.9]), Rotation.from_euler("y", pitch, degrees=True)
+    moved = turn.apply(seen.points).astype(np.float32) + place
     own, vehicle = (
         ScanPipeline().process(points, ring=seen.ring) for points in (seen.points, moved)
     )
-    assert not own.segments.origin.any()
-    assert vehicle.segments.origin == pytest.approx([1.3, 0, 1.9], abs=0.3)
+    assert not own.segments.place.any()
+    axis = np.sin(np.radians(pitch)), 0
+    assert vehicle.segments.place == pytest.approx([*place, *axis], abs=0.1)
     found, instance = (int(dense.segments.instance.max()) for dense in (own, vehicle))
     assert instance == pytest.approx(found, rel=0.1)
     assert "ground" not in found_names(seen, vehicle.segments.instance)
     measured = ~vehicle.generated
     kept = vehicle.segments.points[vehicle.source[measured]]
     np.testing.assert_array_equal(vehicle.points[measured], kept)
-    new, old = (
-        dense.points[dense.generated] - shift
-        for dense, shift in ((own, 0), (vehicle, np.float32([1.3, 0, 1.9])))
-    )
-    assert np.percentile(cKDTree(new).query(old)[0], 90) < 0.15
+    old, new = (dense.points[dense.generated] for dense in (own, vehicle))
+    new = turn.inv().apply(new - place)
+    assert np.percentile(cKDTree(old).query(new)[0], 90) < 0.15
 
 
 def test_where_flat_ground_tells_nothing_the_first_walls_tell_where_the_sensor_stands(scene):
@@ -129,9 +128,9 @@ def test_where_flat_ground_tells_nothing_the_first_walls_tell_where_the_sensor_s
     for number in range(14):
         seen = scan(scene if number > 5 else car_park, device, seed=number)
         told.append(find.find(seen.points + np.float32([1.3, 0, 1.2]), seen.ring))
-    assert not told[5].origin.any()
-    assert told[-1].origin == pytest.approx([1.3, 0, 1.2], abs=0.35)
-    height = told[-1].mounting.height + 1.2 - told[-1].origin[2]
+    assert not told[5].place.any()
+    assert told[-1].place == pytest.approx([1.3, 0, 1.2, 0, 0], abs=0.1)
+    height = told[-1].mounting.height + 1.2 - told[-1].place[2]
     assert height == pytest.approx(device.height, abs=0.1)  # of flat ground it was another
 
 

@@ -4,7 +4,7 @@
 from .cluster import find_instances, ranges, rows_by_label
 from .ground import Ground
 from .mounting import Mounting
-from .origin import HERE, about_sensor
+from .place import HERE, about_sensor, from_sensor
 from .segmenter import Found, Segmenter, timed
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Segmenter",
     "about_sensor",
     "find_instances",
+    "from_sensor",
     "ranges",
     "rows_by_label",
     "timed",

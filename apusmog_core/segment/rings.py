@@ -10,7 +10,7 @@ import numpy as np
 
 from ..compute import machine_code
 from ..sensor.neighbours import fill
-from .origin import find_tip
+from .place import about_sensor, find_place
 
 if TYPE_CHECKING:
     from ..data import Scan
@@ -23,7 +23,6 @@ SPREAD = 0.35  # of the gap between neighbouring rings: a wider ring is none
 ORDER_POINTS = 20_000  # points that tell whether an order or levels of elevation hold rings
 FIELD_POINTS, FIELD_RINGS = 4000, 4  # ... and whether a field does
 JUMP = np.radians(1.0)  # from shot to shot of a ring, between usual shots: that is none
-ELSEWHERE = 0.8  # metres from the origin, where the sensor is not
 LEVEL_POINTS = 64  # points of a ring that tell its elevation
 
 
@@ -54,8 +53,8 @@ def find_rings(points: np.ndarray, ring: np.ndarray | None = None) -> tuple[np.n
             if found is not None and _is_plausible(found) and _are_levels(points, found):
                 return found.astype(np.int32, copy=False), source
         found = rings_from_order(points)  # levels, perhaps, but about a sensor elsewhere
-        tip = None if found is None or not _is_plausible(found) else find_tip(points, found)
-        if tip is not None and tip.any() and _are_levels(points - tip, found):
+        place = None if found is None or not _is_plausible(found) else find_place(points, found)
+        if place is not None and place.any() and _are_levels(about_sensor(points, place), found):
             return found.astype(np.int32, copy=False), "order"
     return None, "none"
 
@@ -69,11 +68,12 @@ def require_rings(scan: Scan, where) -> tuple[np.ndarray, bool]:
             f"{where}: {scan.name} shows no rings; record a field `ring`, or give a folder of "
             "KITTI's files"
         )
-    tip = None if source == "elevation" else find_tip(scan.points, ring)
-    if tip is not None and np.linalg.norm(tip) > ELSEWHERE:
-        place = " ".join(f"{metres:.1f}" for metres in tip)
+    place = None if source == "elevation" else find_place(scan.points, ring)
+    if place is not None and place.any():
+        at = " ".join(f"{metres:.1f}" for metres in place[:3])
+        tilt = np.degrees(np.arcsin(np.linalg.norm(place[3:])))
         raise ValueError(
-            f"{where}: {scan.name} was measured from about ({place}), not from its origin; "
+            f"{where}: {scan.name} was measured from ({at}), tilted by {tilt:.0f} degrees; "
             "record scans in the sensor's own frame"
         )
     return ring, source != "field"

@@ -15,7 +15,7 @@ from .cluster import find_instances, ranges
 from .ground import Ground
 from .join import RingPoints, find_feet
 from .mounting import Mounting
-from .origin import HERE, OriginEstimate, about_sensor
+from .place import HERE, PlaceEstimate, about_sensor
 from .rings import describe_rings, find_rings
 
 
@@ -29,7 +29,7 @@ class Found:
     ring_source: str  # field, order, elevation or none
     height: np.ndarray | None  # (n,) float32 above the ground, nan where that is not known
     mounting: Mounting
-    origin: np.ndarray = field(default_factory=lambda: HERE)  # (3,) where the sensor stands
+    place: np.ndarray = field(default_factory=lambda: HERE)  # (5,) of the sensor, see place.py
     timings: dict[str, float] = field(default_factory=dict)  # stage -> milliseconds
 
 
@@ -42,11 +42,11 @@ class Segmenter:
     def __init__(self, config: PipelineConfig | None = None):
         self.config = config or PipelineConfig()
         self.ground = Ground(self.config.ground)
-        self.origin = OriginEstimate()
-        self._seen_from = self.origin.origin
+        self.place = PlaceEstimate()
+        self._seen_from = self.place.place
 
     def configured(self, config: PipelineConfig) -> Segmenter:
-        """This with other settings; what was learned about the ground and the origin stays."""
+        """This with other settings; what was learned about the ground and the place stays."""
         other = copy.copy(self)
         other.config = config
         same = config.ground == self.config.ground
@@ -70,16 +70,15 @@ class Segmenter:
         timings: dict[str, float] = {}
         with timed(timings, "filter"):
             ring, ring_source = find_rings(points, ring)
-            origin = self.origin(points, None if ring_source == "elevation" else ring)
-            if origin is not self._seen_from:  # what was learned was about another place
-                self._seen_from, self.ground = origin, Ground(self.config.ground)
-            points = about_sensor(points, origin)
-            distance, limits = ranges(points), self.config.range
+            place = self.place(points, None if ring_source == "elevation" else ring)
+            if place is not self._seen_from:  # what was learned was about another place
+                self._seen_from, self.ground = place, Ground(self.config.ground)
+            distance, limits = ranges(points - place[:3]), self.config.range
             near = np.flatnonzero((distance >= limits.min) & (distance <= limits.max))
-            close = points.take(near, axis=0)
-            rings = (
-                None if ring is None or len(near) == 0 else describe_rings(close, ring.take(near))
-            )
+            close, rings = points.take(near, axis=0), None
+            if ring is not None and len(near):
+                rings = describe_rings(about_sensor(close, place), ring.take(near))
+            close = close - place[:3]  # the mounting is told, and set, in the frame of the scans
         with timed(timings, "ground"):
             upright, on_ground, terrain = self.ground.find(close, rings, distance.take(near))
         with timed(timings, "cluster"):
@@ -97,7 +96,7 @@ class Segmenter:
             if terrain is not None:
                 above = np.full(len(points), np.nan, np.float32)
                 above[near] = terrain.height
-        where = (ring, ring_source, above, self.mounting, origin)
+        where = (ring, ring_source, above, self.mounting, place)
         return Found(ground, instance, *where, timings)
 
 
