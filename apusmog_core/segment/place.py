@@ -68,9 +68,12 @@ def is_elsewhere(place: np.ndarray) -> bool:
 
 def about_sensor(points: np.ndarray, place: np.ndarray) -> np.ndarray:
     """Points (n, 3) as seen from the sensor's place (5,)."""
-    if not place.any():
-        return points
-    return turned(points - place[:3].astype(points.dtype), upright(place[3:]))
+    return turned(moved(points, place), upright(place[3:])) if place.any() else points
+
+
+def moved(points: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """Points (n, 3) with the sensor's place (5,) as their origin, and not turned."""
+    return points - place[:3].astype(points.dtype) if place.any() else points
 
 
 def from_sensor(points: np.ndarray, place: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from .cluster import find_instances, ranges
 from .ground import Ground
 from .join import RingPoints, find_feet
 from .mounting import Mounting
-from .place import HERE, PlaceEstimate, about_sensor
+from .place import HERE, PlaceEstimate, about_sensor, moved
 from .rings import describe_rings, find_rings
 
 
@@ -73,12 +73,12 @@ class Segmenter:
             place = self.place(points, None if ring_source == "elevation" else ring)
             if place is not self._seen_from:  # what was learned was about another place
                 self._seen_from, self.ground = place, Ground(self.config.ground)
-            distance, limits = ranges(points - place[:3]), self.config.range
+            distance, limits = ranges(moved(points, place)), self.config.range
             near = np.flatnonzero((distance >= limits.min) & (distance <= limits.max))
             close, rings = points.take(near, axis=0), None
             if ring is not None and len(near):
                 rings = describe_rings(about_sensor(close, place), ring.take(near))
-            close = close - place[:3]  # the mounting is told, and set, in the frame of the scans
+            close = moved(close, place)  # the mounting is told, and set, in the frame of the scans
         with timed(timings, "ground"):
             upright, on_ground, terrain = self.ground.find(close, rings, distance.take(near))
         with timed(timings, "cluster"):
