@@ -214,14 +214,8 @@ def by_range(args: argparse.Namespace) -> Iterator[list[str]]:
             false, there, held = counts[n]
             told, near = np.concatenate(sure[n]), np.concatenate(right[n])
             share = [f"{near.mean():.2f}", f"{told.mean():.2f}"] if len(near) else ["-", "-"]
-            yield [
-                sensor,
-                f"{low}-{high}",
-                f"{held} of {there}",
-                str(false),
-                str(len(near)),
-                *share,
-            ]
+            cells = (f"{low}-{high}", f"{held} of {there}", str(false), str(len(near)))
+            yield [sensor, *cells, *share]
 
 
 def confidence_and_truth(

@@ -18,10 +18,7 @@ FEWEST, POINTS = 300, 8000  # of a scan
 SCANS, TRIES, AGAIN = 10, 50, 50  # scans whose median it is, tried at first, and then every so many
 LEAST, MOST = 0.5, 10.0  # metres: lasers leave from up to .25 m off the centre; no car is larger
 TILTED = np.sin(np.radians(2.0))  # ... or turned by more
-MOVED, TURNED = (
-    0.2,
-    0.01,
-)  # metres and radians by which the median must differ from the place before
+MOVED, TURNED = 0.2, 0.01  # metres, radians: the place stays while the median is as near to it
 NEAR = 3.0  # metres within which points do not count for more
 OUTLIER = 3.0  # times the median error
 ROUNDS, STRIDE = 8, 3.0  # steps to the tip, each at most so many metres along an axis
