@@ -137,9 +137,23 @@ def find_place(points: np.ndarray, ring: np.ndarray) -> np.ndarray | None:
 
 
 def ring_width(points: np.ndarray, ring: np.ndarray) -> float:
-    """Median over the rings of how far elevations are from their ring's median; 0 without any."""
-    elevation = np.arctan2(points[:, 2], np.hypot(points[:, 0], points[:, 1]))
+    """Median of the widths of `ring_levels`; 0 where no ring has enough points."""
+    _, width = ring_levels(points, ring, FEWEST_A_RING)
+    return float(np.median(width)) if len(width) else 0.0
+
+
+def ring_levels(
+    points: np.ndarray, ring: np.ndarray, fewest: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of rings 0.. with at least so many points: median elevations (k,), and median deviations."""
     order = np.argsort(ring, kind="stable")
-    parts = np.split(elevation[order], np.cumsum(np.bincount(ring))[:-1])
-    large = [part for part in parts if len(part) >= FEWEST_A_RING]
-    return float(np.median([np.median(np.abs(part - np.median(part))) for part in large] or [0.0]))
+    parts = np.split(elevations(points)[order], np.cumsum(np.bincount(ring))[:-1])
+    parts = [part for part in parts if len(part) >= fewest]
+    middle = np.array([np.median(part) for part in parts])
+    width = [np.median(np.abs(part - m)) for part, m in zip(parts, middle, strict=True)]
+    return middle, np.array(width)
+
+
+def elevations(points: np.ndarray) -> np.ndarray:
+    """Radians (n,) above the horizon of the origin."""
+    return np.arctan2(points[:, 2], np.hypot(points[:, 0], points[:, 1]))

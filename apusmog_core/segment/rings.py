@@ -10,7 +10,7 @@ import numpy as np
 
 from ..compute import machine_code
 from ..sensor.neighbours import fill
-from .place import about_sensor, find_place
+from .place import about_sensor, elevations, find_place, ring_levels
 
 if TYPE_CHECKING:
     from ..data import Scan
@@ -48,14 +48,18 @@ def find_rings(points: np.ndarray, ring: np.ndarray | None = None) -> tuple[np.n
     if ring is not None and _is_plausible(ring) and _turn_level(points, np.asarray(ring)):
         return np.asarray(ring).astype(np.int32, copy=False), "field"
     if len(points) >= FEWEST_RINGS * FEWEST_A_RING:
-        for source, find in (("order", rings_from_order), ("elevation", rings_from_elevation)):
-            found = find(points)
-            if found is not None and _is_plausible(found) and _are_levels(points, found):
-                return found.astype(np.int32, copy=False), source
-        found = rings_from_order(points)  # levels, perhaps, but about a sensor elsewhere
-        place = None if found is None or not _is_plausible(found) else find_place(points, found)
-        if place is not None and place.any() and _are_levels(about_sensor(points, place), found):
-            return found.astype(np.int32, copy=False), "order"
+        order = rings_from_order(points)
+        if order is not None and not _is_plausible(order):
+            order = None
+        if order is not None and _are_levels(points, order):
+            return order, "order"
+        found = rings_from_elevation(points)
+        if found is not None and _is_plausible(found) and _are_levels(points, found):
+            return found, "elevation"
+        # the order may hold levels about a sensor elsewhere
+        place = None if order is None else find_place(points, order)
+        if place is not None and place.any() and _are_levels(about_sensor(points, place), order):
+            return order, "order"
     return None, "none"
 
 
@@ -118,7 +122,7 @@ def rings_from_order(points: np.ndarray) -> np.ndarray | None:
 
 def rings_from_elevation(points: np.ndarray) -> np.ndarray | None:
     """Ring numbers (n,) where the elevations show clear levels, 0 the lowest; None otherwise."""
-    elevation = _elevation(points)
+    elevation = elevations(points)
     low = elevation.min()
     level = ((elevation - low) / ELEVATION_BIN).astype(np.int64)
     filled = np.bincount(level) > 0
@@ -128,10 +132,6 @@ def rings_from_elevation(points: np.ndarray) -> np.ndarray | None:
     if not FEWEST_RINGS <= len(starts) <= MOST_RINGS:
         return None
     return (np.searchsorted(starts, level, "right") - 1).astype(np.int32)
-
-
-def _elevation(points: np.ndarray) -> np.ndarray:
-    return np.arctan2(points[:, 2], np.hypot(points[:, 0], points[:, 1]))
 
 
 def _is_plausible(ring: np.ndarray) -> bool:
@@ -150,7 +150,7 @@ def _turn_level(points: np.ndarray, ring: np.ndarray) -> bool:
     for number in numbers[:: -(-len(numbers) // FIELD_RINGS)]:
         mine = points[ring == number]
         order = np.argsort(np.arctan2(mine[:, 1], mine[:, 0]), kind="stable")
-        jumps.append(np.abs(np.diff(_elevation(mine)[order])))
+        jumps.append(np.abs(np.diff(elevations(mine)[order])))
     jumps = np.concatenate(jumps)
     return len(jumps) == 0 or bool(np.nanmedian(jumps) < JUMP)
 
@@ -163,17 +163,12 @@ def _is_wild(ring: np.ndarray) -> bool:
 def _are_levels(points: np.ndarray, ring: np.ndarray) -> bool:
     """Whether most points keep to their ring's elevation, closer than rings are to each other."""
     every = max(1, len(points) // ORDER_POINTS)
-    elevation, ring = _elevation(points[::every]), ring[::every]
-    levels, number, count = np.unique(ring, return_inverse=True, return_counts=True)
+    _, number, count = np.unique(ring[::every], return_inverse=True, return_counts=True)
     large = count >= FEWEST_A_RING / 2
-    if np.count_nonzero(large) < FEWEST_RINGS or count[large].sum() < 0.9 * len(ring):
+    if np.count_nonzero(large) < FEWEST_RINGS or count[large].sum() < 0.9 * len(number):
         return False
-    order = np.argsort(number, kind="stable")
-    parts = np.split(elevation[order], np.cumsum(count)[:-1])
-    parts = [part for part, enough in zip(parts, large, strict=True) if enough]
-    middle = np.array([np.median(part) for part in parts])
-    spread = np.array([np.median(np.abs(part - m)) for part, m in zip(parts, middle, strict=True)])
-    return bool(np.median(spread) < SPREAD * np.median(np.diff(np.sort(middle))))
+    middle, width = ring_levels(points[::every], number, FEWEST_A_RING / 2)
+    return bool(np.median(width) < SPREAD * np.median(np.diff(np.sort(middle))))
 
 
 @machine_code
